@@ -1,0 +1,1 @@
+"""Load tests that see the server as a black box."""

@@ -1,0 +1,1 @@
+"""Models: signatures, runtimes, conversion, inspection."""

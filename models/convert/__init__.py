@@ -1,0 +1,1 @@
+"""Converters: one file a model family, run on the pusher's side."""

@@ -1,0 +1,27 @@
+"""What can go wrong with a model, in the models layer's own words."""
+
+from __future__ import annotations
+
+
+class ModelsError(Exception):
+    """Base of all errors that the models layer raises on purpose."""
+
+
+class ConversionRefused(ModelsError):
+    """A file on the pusher's side cannot become a version; the message says why and what to do."""
+
+
+class LoadFailed(ModelsError):
+    """A version cannot be served: its graph is refused, damaged, or needs too much."""
+
+
+class InputRefused(ModelsError):
+    """The graph itself refused the input, such as an index out of range: the caller's fault."""
+
+
+class RunFailed(ModelsError):
+    """The computation failed through no fault of the caller."""
+
+
+class RunTerminated(ModelsError):
+    """The run was ended from outside, because it took longer than the version may take."""

@@ -1,0 +1,1 @@
+"""Runtimes: one file for each way to compute a version."""

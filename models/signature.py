@@ -1,0 +1,159 @@
+"""The signature: what goes into a version and what comes out, by name, datatype and shape.
+
+Standard library only, so that the parent process can check a manifest without numpy or a runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from registry.errors import InvalidInput
+from registry.ident import shown
+from registry.manifest import Json, JsonObject
+
+DATATYPES: Final = (
+    "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64",
+    "FP16", "FP32", "FP64", "BYTES",
+)  # fmt: skip
+MAX_DIMENSIONS: Final = 8
+MAX_TENSOR_SPECS: Final = 10_000
+_SPEC_KEYS: Final = frozenset(
+    {"name", "datatype", "shape", "columns", "labels", "categories", "missing", "method"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One input or output.
+
+    ``shape``: -1 is any size; the first dimension of a batchable tensor is the rows.
+    ``columns``: for a table as one matrix ``(rows, features)``, the feature names in order.
+    ``labels``: for outputs, the class labels in the order of the last dimension.
+    ``categories``: for inputs, the values that training knew, for documentation.
+    ``missing``: for BYTES inputs, the text that stands for a missing value; None: null is refused.
+    ``method``: for outputs, the native method that it equals, such as ``predict_proba``.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    columns: tuple[str, ...] | None = None
+    labels: tuple[str | int, ...] | None = None
+    categories: tuple[str, ...] | None = None
+    missing: str | None = None
+    method: str | None = None
+
+    def to_json(self) -> JsonObject:
+        """Return the JSON form; optional fields only where they are set."""
+        document: JsonObject = {
+            "name": self.name,
+            "datatype": self.datatype,
+            "shape": list(self.shape),
+        }
+        for key in ("columns", "labels", "categories"):
+            value = getattr(self, key)
+            if value is not None:
+                document[key] = list(value)
+        for key in ("missing", "method"):
+            value = getattr(self, key)
+            if value is not None:
+                document[key] = value
+        return document
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """All inputs and outputs of a version, in the graph's order."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+    def to_json(self) -> JsonObject:
+        """Return the JSON form that a manifest carries."""
+        inputs: list[Json] = [spec.to_json() for spec in self.inputs]
+        outputs: list[Json] = [spec.to_json() for spec in self.outputs]
+        return {"inputs": inputs, "outputs": outputs}
+
+
+def parse_signature(document: object) -> Signature:
+    """Check a decoded JSON signature and return it, or raise InvalidInput naming the field."""
+    if not isinstance(document, Mapping):
+        raise InvalidInput(f"signature: expected an object, got {type(document).__name__}")
+    if unknown := sorted(set(document) - {"inputs", "outputs"}):
+        raise InvalidInput(f"signature: unknown field {shown(unknown[0])}")
+    inputs = _specs(document.get("inputs"), "inputs")
+    outputs = _specs(document.get("outputs"), "outputs")
+    if not outputs:
+        raise InvalidInput("signature.outputs: at least one output is needed")
+    return Signature(inputs, outputs)
+
+
+def _specs(value: object, where: str) -> tuple[TensorSpec, ...]:
+    if not isinstance(value, list):
+        raise InvalidInput(f"signature.{where}: expected a list, got {type(value).__name__}")
+    if len(value) > MAX_TENSOR_SPECS:
+        raise InvalidInput(
+            f"signature.{where}: {len(value)} entries, at most {MAX_TENSOR_SPECS} are allowed"
+        )
+    specs = tuple(_spec(item, f"signature.{where}[{i}]") for i, item in enumerate(value))
+    names = [spec.name for spec in specs]
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidInput(f"signature.{where}: the name {shown(twice)} stands twice")
+    return specs
+
+
+def _spec(item: object, where: str) -> TensorSpec:
+    if not isinstance(item, Mapping):
+        raise InvalidInput(f"{where}: expected an object, got {type(item).__name__}")
+    if unknown := sorted(set(item) - _SPEC_KEYS):
+        raise InvalidInput(f"{where}: unknown field {shown(unknown[0])}")
+    name = item.get("name")
+    if not isinstance(name, str) or not name:
+        raise InvalidInput(f"{where}.name: {shown(name)} must be a non-empty string")
+    datatype = item.get("datatype")
+    if datatype not in DATATYPES:
+        raise InvalidInput(
+            f"{where}.datatype: {shown(datatype)} is not one of {', '.join(DATATYPES)}"
+        )
+    labels = item.get("labels")
+    if labels is not None and not (
+        isinstance(labels, list) and all(type(x) in (str, int) for x in labels)
+    ):
+        raise InvalidInput(f"{where}.labels: must be a list of strings or integers")
+    return TensorSpec(
+        name=name,
+        datatype=str(datatype),
+        shape=_shape(item.get("shape"), f"{where}.shape"),
+        columns=_strings(item.get("columns"), f"{where}.columns"),
+        labels=tuple(labels) if labels is not None else None,
+        categories=_strings(item.get("categories"), f"{where}.categories"),
+        missing=_optional_string(item.get("missing"), f"{where}.missing"),
+        method=_optional_string(item.get("method"), f"{where}.method"),
+    )
+
+
+def _shape(value: object, where: str) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(type(n) is int and n >= -1 for n in value):
+        raise InvalidInput(f"{where}: {shown(value)} must be a list of integers from -1")
+    if len(value) > MAX_DIMENSIONS:
+        raise InvalidInput(
+            f"{where}: {len(value)} dimensions, at most {MAX_DIMENSIONS} are allowed"
+        )
+    return tuple(value)
+
+
+def _strings(value: object, where: str) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(isinstance(x, str) for x in value):
+        raise InvalidInput(f"{where}: must be a list of strings")
+    return tuple(value)
+
+
+def _optional_string(value: object, where: str) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise InvalidInput(f"{where}: {shown(value)} must be a string")
+    return value

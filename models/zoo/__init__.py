@@ -1,0 +1,1 @@
+"""Small real models, trained on shipped or synthetic data, for demos and tests."""

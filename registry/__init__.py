@@ -1,0 +1,1 @@
+"""The registry: content-addressed store, versions, lifecycle. Standard library only."""

@@ -1,0 +1,1 @@
+"""The server: data plane, admin plane, workers and the command line."""

@@ -1,0 +1,63 @@
+"""What the control plane needs of the workers, without knowing how they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from serving.target import Target
+
+VersionKey: TypeAlias = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class VersionReport:
+    """How one version stands, over all workers: FAILED if any failed it.
+
+    ``private_bytes``: the largest anonymous growth that a worker measured while loading it.
+    """
+
+    state: str
+    reason: str
+    load_s: float = 0.0
+    private_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """One worker slot as people see it. ``cpus``: the cores it is pinned to."""
+
+    slot: int
+    pid: int | None
+    state: str
+    generation: int
+    cpus: tuple[int, ...]
+    restarts: int
+    reason: str = ""
+    memory_bytes: int = 0
+
+
+class Fleet(Protocol):
+    """All workers as one."""
+
+    def publish(self, target: Target) -> None:
+        """Make ``target`` the wanted state of every worker, now and after each respawn."""
+        ...
+
+    async def settled(
+        self, generation: int, timeout_s: float
+    ) -> Mapping[VersionKey, VersionReport]:
+        """Wait until every listening worker reports ``generation`` or a later one.
+
+        Returns the versions of that target as they stand. Raises TimeoutError.
+        """
+        ...
+
+    def workers(self) -> tuple[WorkerInfo, ...]:
+        """Return every slot in order."""
+        ...
+
+    def on_quarantine(self, callback: Callable[[str, int, str], None]) -> None:
+        """Call ``callback(model, version, reason)`` when a version killed too many workers."""
+        ...

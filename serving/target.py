@@ -1,0 +1,109 @@
+"""The target: the whole state that the parent wants every worker to have, as it goes on the wire.
+
+A worker never needs a history: the newest target alone says what to load, what may answer, where
+requests without a version go, and which versions are known without being loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from models.servable import Inspection, parse_inspection
+from registry.manifest import Json, JsonObject, Manifest, parse_manifest
+
+
+@dataclass(frozen=True, slots=True)
+class TargetVersion:
+    """A version that must be in memory; ``is_serving``: it may also answer requests."""
+
+    model: str
+    version: int
+    manifest: Manifest
+    inspection: Inspection
+    is_serving: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogEntry:
+    """What is known of a version, loaded or not, for listings and for honest 503s."""
+
+    state: str
+    reason: str
+    digest: str
+    signature: JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The wanted state. ``generation`` only rises; a report names the generation it holds.
+
+    ``routes``: model to the version that a request without one goes to.
+    ``catalog``: model to version to entry, every published version.
+    ``is_restored``: the loads that a start repeats are over, so ready may be said.
+    """
+
+    generation: int
+    versions: tuple[TargetVersion, ...] = ()
+    routes: Mapping[str, int] = field(default_factory=dict)
+    aliases: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    catalog: Mapping[str, Mapping[int, CatalogEntry]] = field(default_factory=dict)
+    is_restored: bool = True
+
+    def to_json(self) -> JsonObject:
+        """Return the JSON form that ``parse_target`` reads."""
+        versions: list[Json] = [
+            {
+                "model": v.model,
+                "version": v.version,
+                "manifest": v.manifest.to_json(),
+                "inspection": v.inspection.to_json(),
+                "is_serving": v.is_serving,
+            }
+            for v in self.versions
+        ]
+        catalog: JsonObject = {
+            model: {
+                str(version): {
+                    "state": entry.state,
+                    "reason": entry.reason,
+                    "digest": entry.digest,
+                    "signature": entry.signature,
+                }
+                for version, entry in entries.items()
+            }
+            for model, entries in self.catalog.items()
+        }
+        return {
+            "generation": self.generation,
+            "versions": versions,
+            "routes": dict(self.routes),
+            "aliases": {model: dict(names) for model, names in self.aliases.items()},
+            "catalog": catalog,
+            "is_restored": self.is_restored,
+        }
+
+
+def parse_target(document: Mapping[str, Any]) -> Target:
+    """Return a Target from its JSON form; only ever given what ``to_json`` made."""
+    return Target(
+        generation=document["generation"],
+        versions=tuple(
+            TargetVersion(
+                model=v["model"],
+                version=v["version"],
+                manifest=parse_manifest(v["manifest"]),
+                inspection=parse_inspection(v["inspection"]),
+                is_serving=v["is_serving"],
+            )
+            for v in document["versions"]
+        ),
+        routes=document["routes"],
+        aliases=document["aliases"],
+        catalog={
+            model: {int(version): CatalogEntry(**entry) for version, entry in entries.items()}
+            for model, entries in document["catalog"].items()
+        },
+        is_restored=document["is_restored"],
+    )
