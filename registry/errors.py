@@ -53,6 +53,10 @@ class StoreFull(RegistryError):
     """The disk under the store has no room for the write."""
 
 
+class StoreFailed(RegistryError):
+    """The disk under the store failed a read or a write; nothing was acknowledged."""
+
+
 class Corrupt(RegistryError):
     """Bytes in the store are not what was stored: damaged, truncated or replaced."""
 

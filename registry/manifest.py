@@ -17,6 +17,8 @@ JsonObject: TypeAlias = dict[str, Json]
 FORMAT: Final = 1
 MAX_TENSORS: Final = 100_000
 MAX_META_BYTES: Final = 64 * 1024
+# Far below the depth at which Python's own encoder gives up with a RecursionError.
+MAX_DEPTH: Final = 64
 _KEYS: Final = frozenset(
     {"format", "model", "graph", "tensors", "signature", "runtime", "parity", "source", "meta",
      "created"}
@@ -101,6 +103,7 @@ def parse_manifest(document: object) -> Manifest:
         raise InvalidInput(
             f"manifest: format {shown(document['format'])} is not supported: use {FORMAT}"
         )
+    _check_depth(document)
     meta = _object(document, "meta")
     if len(json.dumps(meta)) > MAX_META_BYTES:
         raise InvalidInput(f"manifest: meta is larger than {MAX_META_BYTES} bytes")
@@ -118,6 +121,20 @@ def parse_manifest(document: object) -> Manifest:
         meta=meta,
         created=created,
     )
+
+
+def _check_depth(document: object) -> None:
+    level = [document]
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for item in level
+            if isinstance(item, dict | list)
+            for child in (item.values() if isinstance(item, dict) else item)
+        ]
+        if not level:
+            return
+    raise InvalidInput(f"manifest: nested more than {MAX_DEPTH} deep")
 
 
 def _object(document: Mapping[str, object], key: str) -> JsonObject:

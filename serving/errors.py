@@ -22,6 +22,7 @@ from registry.errors import (
     NotFound,
     NotReady,
     OverBudget,
+    StoreFailed,
     StoreFull,
 )
 
@@ -97,6 +98,7 @@ STATUS: Final[dict[type[Exception], int]] = {
     RunFailed: 500,
     Corrupt: 500,
     NotReady: 503,
+    StoreFailed: 503,
     WorkerLost: 503,
     DeadlineExpired: 504,
     RunTerminated: 504,

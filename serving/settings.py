@@ -24,13 +24,17 @@ ENV_OTHER: Final = frozenset({"ADMIN_TOKEN", "URL", "ADMIN_URL", "TOKEN", "CONFI
 SCOPES: Final = ("read", "push", "promote", "admin", "infer")
 KIB: Final = 1024
 MIB: Final = 1024**2
+# Sizes go into 64-bit counters; nothing larger can be meant.
+MAX_SIZE: Final = 2**62
+# A week. Timers of the event loop overflow far beyond it.
+MAX_SECONDS: Final = 604_800
 _SIZE = re.compile(r"(\d+)\s*([KMGT]i?B?|B)?", re.IGNORECASE)
 _DIGEST_HEX = re.compile("[0-9a-f]{64}")
 
 
-def _setting(default: Any, doc: str, *, low: int | float | None = None,
-             high: int | float | None = None, choices: tuple[str, ...] = (),
-             is_size: bool = False, toml_only: bool = False) -> Any:  # fmt: skip
+def _setting(default: Any, doc: str, *, low: float | None = None, high: float | None = None,
+             choices: tuple[str, ...] = (), is_size: bool = False,
+             toml_only: bool = False) -> Any:  # fmt: skip
     metadata = {
         "doc": doc, "low": low, "high": high, "choices": choices, "is_size": is_size,
         "toml_only": toml_only,
@@ -51,7 +55,9 @@ class Token:
 class Settings:
     """What one server runs with."""
 
-    store: Path = _setting(Path("ramrack-store"), "Folder of the store; made if it is not there.")
+    store: Path = _setting(  # noqa: RUF009 - a Path never changes
+        Path("ramrack-store"), "Folder of the store; made if it is not there."
+    )
     host: str = _setting("127.0.0.1", "Address of the data plane.")
     port: int = _setting(8080, "Port of the data plane. 0: any free port.", low=0, high=65535)
     admin_host: str = _setting(
@@ -59,6 +65,9 @@ class Settings:
     )
     admin_port: int = _setting(
         8081, "Port of the admin plane. 0: any free port.", low=0, high=65535
+    )
+    admin_hosts: str = _setting(
+        "", "Further names that the Host header of the admin plane may carry, comma between them."
     )
     workers: int = _setting(
         0, "Worker processes. 0: one for each usable core, at most 8.", low=0, high=256
@@ -140,7 +149,7 @@ def load_settings(
 
     ``config``: a TOML file, or None for none. ``flags``: only those that were given.
     """
-    values: dict[str, object] = {}
+    values: dict[str, Any] = {}
     if config is not None:
         values |= _from_toml(config)
     values |= _from_environ(environ)
@@ -158,8 +167,12 @@ def parse_size(text: str) -> int:
     if not match:
         raise InvalidInput(f"size {shown(text)} is not allowed: use bytes, or KiB MiB GiB TiB")
     unit = (match[2] or "B").upper()
-    base = 1000 if unit.endswith("B") and "I" not in unit and unit != "B" else 1024
-    return int(match[1]) * base ** " KMGT".index(unit[0] if unit != "B" else " ")
+    base: int = 1000 if unit in ("KB", "MB", "GB", "TB") else 1024
+    power = 0 if unit == "B" else "KMGT".index(unit[0]) + 1
+    size: int = int(match[1]) * base**power
+    if size > MAX_SIZE:
+        raise InvalidInput(f"size {shown(text)} is too large: at most {MAX_SIZE} bytes")
+    return size
 
 
 def _fields() -> dict[str, dataclasses.Field[Any]]:
@@ -195,43 +208,50 @@ def _checked(key: str, value: object, where: str) -> object:
     spec = known[key]
     if spec.metadata["toml_only"]:
         return _tokens(value, where)
-    result = _converted(spec, value, where)
-    low, high, choices = (spec.metadata[name] for name in ("low", "high", "choices"))
-    if choices and result not in choices:
-        raise InvalidInput(f"{where}: {shown(value)} is not one of {', '.join(choices)}")
-    if isinstance(result, int | float):
-        if low is not None and not result >= low:
-            raise InvalidInput(f"{where}: {shown(value)} is too small: at least {low}")
-        if high is not None and not result <= high:
-            raise InvalidInput(f"{where}: {shown(value)} is too large: at most {high}")
-    return result
-
-
-def _converted(spec: dataclasses.Field[Any], value: object, where: str) -> object:
     if isinstance(spec.default, Path):
         if not isinstance(value, str | Path) or not str(value):
             raise InvalidInput(f"{where}: {shown(value)} must be a path")
         return Path(value)
     if isinstance(spec.default, str):
-        if not isinstance(value, str):
-            raise InvalidInput(f"{where}: {shown(value)} must be a string")
-        return value
-    if isinstance(value, str):
-        if spec.metadata["is_size"]:
-            try:
-                return parse_size(value)
-            except InvalidInput as error:
-                raise InvalidInput(f"{where}: {error}") from error
-        kind = type(spec.default)
-        try:
-            return kind(value)
-        except ValueError as error:
-            raise InvalidInput(f"{where}: {shown(value)} is not a number") from error
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidInput(f"{where}: {shown(value)} must be a number")
-    if isinstance(spec.default, int) and not isinstance(value, int):
-        raise InvalidInput(f"{where}: {shown(value)} must be a whole number")
-    return type(spec.default)(value)
+        return _text(spec, value, where)
+    return _number(spec, value, where)
+
+
+def _text(spec: dataclasses.Field[Any], value: object, where: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidInput(f"{where}: {shown(value)} must be a string")
+    if spec.default and not value:
+        raise InvalidInput(f"{where}: must not be empty")
+    choices = spec.metadata["choices"]
+    if choices and value not in choices:
+        raise InvalidInput(f"{where}: {shown(value)} is not one of {', '.join(choices)}")
+    return value
+
+
+def _number(spec: dataclasses.Field[Any], value: object, where: str) -> float:
+    kind = int if isinstance(spec.default, int) else float
+    try:
+        if isinstance(value, str):
+            number = parse_size(value) if spec.metadata["is_size"] else kind(value)
+        elif isinstance(value, bool) or not isinstance(value, int | float):
+            raise InvalidInput(f"{shown(value)} must be a number")
+        elif kind is int and not isinstance(value, int):
+            raise InvalidInput(f"{shown(value)} must be a whole number")
+        else:
+            number = kind(value)
+    except InvalidInput as error:
+        raise InvalidInput(f"{where}: {error}") from error
+    except (ValueError, OverflowError) as error:
+        raise InvalidInput(f"{where}: {shown(value)} is not a number") from error
+    low, high = spec.metadata["low"], spec.metadata["high"]
+    if high is None:
+        high = MAX_SIZE if kind is int else MAX_SECONDS
+    # Written so that NaN, which compares false with everything, is refused as well.
+    if low is not None and not number >= low:
+        raise InvalidInput(f"{where}: {shown(value)} is too small: at least {low}")
+    if not number <= high:
+        raise InvalidInput(f"{where}: {shown(value)} is too large: at most {high}")
+    return number
 
 
 def _tokens(value: object, where: str) -> tuple[Token, ...]:

@@ -1,0 +1,117 @@
+"""What kind of model a file holds: found by looking at its bytes, not at its name alone."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
+
+from models.errors import ConversionRefused
+from registry.ident import shown
+
+Format: TypeAlias = Literal["onnx", "lightgbm", "pickle"]
+FORMATS: Final = ("auto", "onnx", "lightgbm", "sklearn")
+
+_HEAD_BYTES: Final = 4096
+_LIGHTGBM_HEAD: Final = (b"tree\n", b"tree\r\n")
+_NOT_YET: Final = (
+    (b"CBM1", "a CatBoost model"),
+    (b"\x89HDF\r\n\x1a\n", "a Keras HDF5 model"),
+    (b"UBJ", "an XGBoost model"),
+)
+_NOT_YET_SUFFIXES: Final = {
+    ".cbm": "a CatBoost model",
+    ".ubj": "an XGBoost model",
+    ".h5": "a Keras HDF5 model",
+    ".keras": "a Keras model",
+    ".pt": "a PyTorch model",
+    ".pt2": "a PyTorch model",
+    ".pth": "a PyTorch model",
+    ".ts": "a TorchScript model",
+    ".safetensors": "a file of weights without a model",
+    ".gguf": "a GGUF model",
+}
+# What compresses a joblib file: its first bytes, and how the start is unpacked where that is easy.
+_COMPRESSED: Final = (b"\x1f\x8b", b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda",
+                      b"BZh", b"\xfd7zXZ", b"\x5d\x00\x00", b"\x04\x22\x4d\x18")  # fmt: skip
+
+
+def detect_format(path: Path) -> Format:
+    """Return the format of a model file, or raise ConversionRefused saying what it is instead."""
+    if path.is_dir():
+        raise ConversionRefused(_directory(path))
+    if not path.is_file():
+        raise ConversionRefused(f"{shown(path.name)}: there is no such file")
+    with path.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+    if not head:
+        raise ConversionRefused(f"{shown(path.name)} is empty")
+    if head.startswith(_LIGHTGBM_HEAD):
+        return "lightgbm"
+    if is_pickle_head(head):
+        return "pickle"
+    if head.startswith(b"PK\x03\x04"):
+        kind = _NOT_YET_SUFFIXES.get(path.suffix.lower(), "a zip archive (PyTorch, Keras or NumPy)")
+        raise ConversionRefused(_not_supported(path, kind))
+    for start, kind in _NOT_YET:
+        if head.startswith(start):
+            raise ConversionRefused(_not_supported(path, kind))
+    if head.lstrip().startswith(b"{"):
+        kind = "an XGBoost model" if b'"learner"' in head else "a JSON document"
+        raise ConversionRefused(_not_supported(path, kind))
+    if head.startswith(b"{L") or b"learner" in head[:64]:
+        raise ConversionRefused(_not_supported(path, "an XGBoost model"))
+    if path.suffix.lower() in _NOT_YET_SUFFIXES:
+        raise ConversionRefused(_not_supported(path, _NOT_YET_SUFFIXES[path.suffix.lower()]))
+    # Protobuf has no mark of its own; what is not ONNX is refused by its reader, with the reason.
+    return "onnx"
+
+
+def describes_pickle(path: Path) -> bool:
+    """Return whether pushing this file unpickles it, which runs code that the file brings along.
+
+    For the notice before a push. Only the start of the file is read; nothing in it is run.
+    """
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return is_pickle_head(file.read(_HEAD_BYTES))
+
+
+def is_pickle_head(head: bytes) -> bool:
+    """Return whether bytes start a pickle (of any protocol), plain or as joblib compresses it."""
+    if _is_plain_pickle(head):
+        return True
+    if not head.startswith(_COMPRESSED):
+        return False
+    if head.startswith((b"\x1f\x8b", b"\x78")):
+        try:
+            start = zlib.decompressobj(wbits=47).decompress(head, 64)
+        except zlib.error:
+            return False
+        return _is_plain_pickle(start)
+    return True
+
+
+def _is_plain_pickle(head: bytes) -> bool:
+    # From protocol 2 on: PROTO, its number, then an opcode.
+    if head.startswith((b"ccopy_reg\n", b"csklearn.", b"clightgbm.")):  # protocols 0 and 1
+        return True
+    return len(head) >= 3 and head[0] == 0x80 and 2 <= head[1] <= 5
+
+
+def _not_supported(path: Path, kind: str) -> str:
+    return (
+        f"{shown(path.name)} is {kind}, which is not supported yet: push ONNX, a LightGBM text "
+        "model, or a pickle or joblib file of a LightGBM or scikit-learn model"
+    )
+
+
+def _directory(path: Path) -> str:
+    if (path / "MLmodel").is_file():
+        kind = "an MLflow folder"
+    elif (path / "saved_model.pb").is_file():
+        kind = "a TensorFlow SavedModel"
+    else:
+        return f"{shown(path.name)} is a directory: push a model file"
+    return _not_supported(path, kind)

@@ -1,0 +1,236 @@
+"""scikit-learn estimators and pipelines to ONNX, column by column, with the proof."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import onnx
+
+from models.convert.graph import (
+    Conversion,
+    class_labels,
+    classification_outputs,
+    label_array,
+    most_exact,
+)
+from models.convert.sample import Sample
+from models.convert.sklearn_columns import (
+    SENTINEL,
+    Column,
+    final_estimator,
+    first_column_transformer,
+    fitted_columns,
+    replace_missing_texts,
+)
+from models.convert.sklearn_graph import Frame, build_graph
+from models.convert.sklearn_rows import Accepted, make_rows, missing_rows, probe
+from models.convert.sklearn_trees import tree_model
+from models.convert.trees import Precision, library_versions
+from models.errors import ConversionRefused
+from models.parity import Answer, Inputs, compare, graph_answer
+from models.servable import Array
+from models.signature import Signature, TensorSpec
+
+MATRIX_INPUT: Final = "input"
+_DATATYPES: Final = {"number": "FP32", "text": "BYTES", "code": "INT64"}
+
+
+def convert_estimator(estimator: Any, sample: Sample | None, tolerance: float) -> Conversion:
+    """Convert a fitted estimator or pipeline that predicts."""
+    estimator = getattr(estimator, "best_estimator_", estimator)
+    name = type(final_estimator(estimator)).__name__
+    if not hasattr(estimator, "predict"):
+        raise ConversionRefused(f"{name} does not predict: only models with predict can be served")
+    columns, has_names = fitted_columns(estimator)
+    frame = _frame(estimator, columns, has_names, sample)
+    accepted = probe(_native(estimator, frame), frame.used, frame.signature)
+    prepared = copy.deepcopy(estimator)
+    replace_missing_texts(prepared)
+    frame, accepted = _with_missing(estimator, prepared, frame, accepted, tolerance)
+    given = sample.inputs(frame.signature) if sample is not None else None
+    rows = make_rows(estimator, frame.used, frame.signature, accepted, given)
+
+    def build(precision: Precision) -> onnx.ModelProto:
+        return build_graph(prepared, frame, precision)
+
+    model, parity, precision = most_exact(
+        build, _native(estimator, frame), rows, tolerance, _order(estimator, frame)
+    )
+    return Conversion(
+        model, frame.signature, parity, precision, "sklearn",
+        library_versions("scikit-learn", "skl2onnx", "onnx", "onnxruntime", "numpy", "pandas"),
+    )  # fmt: skip
+
+
+def _order(estimator: Any, frame: Frame) -> tuple[Precision, ...]:
+    """Return what to try first: double where a rounding before a tree can turn a branch."""
+    has_steps = type(estimator).__name__ == "Pipeline"
+    is_tree = tree_model(final_estimator(estimator)) is not None
+    if not frame.is_matrix or (has_steps and is_tree):
+        return ("float64", "float32")
+    return ("float32", "float64")
+
+
+# --- inputs and outputs -------------------------------------------------------------------------
+
+
+def _frame(estimator: Any, columns: list[Column], has_names: bool, sample: Sample | None) -> Frame:
+    used = [column for column in columns if column.is_used]
+    if not used:
+        raise ConversionRefused("the pipeline uses none of its columns")
+    kinds = {column.kind for column in used}
+    has_transformer = first_column_transformer(estimator) is not None
+    is_matrix = kinds == {"number"} or (len(kinds) == 1 and not has_transformer)
+    if is_matrix:
+        names = tuple(column.name for column in used) if has_names else None
+        spec = TensorSpec(MATRIX_INPUT, _DATATYPES[used[0].kind], (-1, len(used)), columns=names)
+        inputs: tuple[TensorSpec, ...] = (spec,)
+    else:
+        inputs = tuple(_column_spec(column, sample) for column in used)
+    signature = Signature(inputs, _outputs(estimator))
+    return Frame(tuple(columns), is_matrix, has_names, has_transformer, signature)
+
+
+def _column_spec(column: Column, sample: Sample | None) -> TensorSpec:
+    datatype = {"number": "FP64", "text": "BYTES", "code": "INT64"}[column.kind]
+    is_whole = sample is not None and sample.kind(column.name) == "int"
+    # A whole number cannot be missing, so an imputed column stays a float.
+    if column.kind == "number" and is_whole and not column.is_imputed:
+        datatype = "INT64"
+    categories = tuple(str(value) for value in column.categories) or None
+    return TensorSpec(column.name, datatype, (-1, 1), categories=categories)
+
+
+def _outputs(estimator: Any) -> tuple[TensorSpec, ...]:
+    classes = getattr(estimator, "classes_", None)
+    if isinstance(classes, list):
+        raise ConversionRefused(
+            f"{type(final_estimator(estimator)).__name__}: several outputs of classes at once are "
+            "not supported"
+        )
+    if classes is not None:
+        label, probabilities = classification_outputs(class_labels(classes))
+        return (label, probabilities) if hasattr(estimator, "predict_proba") else (label,)
+    kind = getattr(final_estimator(estimator), "_estimator_type", None)
+    if _is_outlier_detector(estimator):
+        return (
+            TensorSpec("label", "INT64", (-1,), method="predict"),
+            TensorSpec("scores", "FP32", (-1,), method="decision_function"),
+        )
+    if kind == "clusterer" or hasattr(final_estimator(estimator), "cluster_centers_"):
+        return (TensorSpec("label", "INT64", (-1,), method="predict"),)
+    targets = _targets(estimator)
+    shape = (-1,) if targets is None else (-1, targets)
+    return (TensorSpec("prediction", "FP32", shape, method="predict"),)
+
+
+def _is_outlier_detector(estimator: Any) -> bool:
+    return hasattr(final_estimator(estimator), "offset_") and hasattr(
+        estimator, "decision_function"
+    )
+
+
+def _targets(estimator: Any) -> int | None:
+    """Return how many numbers a regressor gives in each row; None for a plain column."""
+    final = final_estimator(estimator)
+    coefficients = getattr(final, "coef_", None)
+    if coefficients is not None and np.ndim(coefficients) == 2 and hasattr(final, "intercept_"):
+        return int(np.shape(coefficients)[0]) if np.ndim(final.intercept_) == 1 else None
+    outputs = getattr(final, "n_outputs_", 1)
+    return int(outputs) if isinstance(outputs, int) and outputs > 1 else None
+
+
+# --- the oracle ---------------------------------------------------------------------------------
+
+
+def _native(estimator: Any, frame: Frame) -> Answer:
+    """Return what scikit-learn itself predicts for served inputs."""
+
+    def answer(inputs: Inputs) -> Mapping[str, Array]:
+        table = _table(frame, inputs)
+        found: dict[str, Array] = {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for spec in frame.signature.outputs:
+                predicted = np.asarray(getattr(estimator, spec.method or "predict")(table))
+                found[spec.name] = _as_served(predicted, spec)
+        return found
+
+    return answer
+
+
+def _as_served(predicted: Array, spec: TensorSpec) -> Array:
+    if spec.datatype == "BYTES":
+        return label_array([str(value) for value in predicted])
+    if spec.datatype == "INT64":
+        return predicted.astype(np.int64)
+    return predicted.astype(np.float64)
+
+
+def _table(frame: Frame, inputs: Inputs) -> Any:
+    rows = len(next(iter(inputs.values())))
+    if frame.is_matrix:
+        matrix = inputs[MATRIX_INPUT]
+        # Training tables are doubles nearly always; a float32 table would be computed otherwise.
+        matrix = (
+            _texts(matrix)
+            if matrix.dtype == object
+            else matrix.astype(np.float64 if matrix.dtype.kind == "f" else np.int64)
+        )
+        cells = {c.index: matrix[:, i] for i, c in enumerate(frame.used)}
+    else:
+        cells = {
+            c.index: _texts(inputs[c.name][:, 0], none=c.none_is_missing)
+            if inputs[c.name].dtype == object
+            else inputs[c.name][:, 0]
+            for c in frame.used
+        }
+    zeros = np.zeros(rows)
+    ordered = {c.name: cells.get(c.index, zeros) for c in frame.columns}
+    if frame.has_names:
+        import pandas as pd
+
+        return pd.DataFrame(ordered)
+    kinds = {values.dtype for values in ordered.values()}
+    dtype = kinds.pop() if len(kinds) == 1 else np.dtype(object)
+    return np.stack([values.astype(dtype) for values in ordered.values()], axis=1)
+
+
+def _texts(values: Array, *, none: bool = False) -> Array:
+    missing = None if none else float("nan")
+    flat = [missing if value == SENTINEL else value for value in values.ravel()]
+    array = np.empty(len(flat), dtype=object)
+    array[:] = flat
+    return array.reshape(values.shape)
+
+
+def _with_missing(
+    estimator: Any, prepared: Any, frame: Frame, accepted: Accepted, tolerance: float
+) -> tuple[Frame, Accepted]:
+    """Let a text be missing where the native model takes that **and** the graph agrees with it."""
+    texts = [c for c in frame.used if c.kind == "text" and c.name in accepted.missing]
+    if not texts:
+        return frame, accepted
+    graph = graph_answer(build_graph(prepared, frame, _order(estimator, frame)[0]))
+    native = _native(estimator, frame)
+    wrong = {
+        column.name
+        for column in texts
+        if not compare(
+            graph, native, missing_rows(column, frame.used, frame.signature, accepted), tolerance
+        ).is_within
+    }
+    accepted = replace(accepted, missing=accepted.missing - wrong)
+    kept = {column.name for column in texts} - wrong
+    if frame.is_matrix:
+        kept = {MATRIX_INPUT} if len(kept) == len(frame.used) else set()
+    inputs = tuple(
+        replace(spec, missing=SENTINEL) if spec.name in kept else spec
+        for spec in frame.signature.inputs
+    )
+    return replace(frame, signature=Signature(inputs, frame.signature.outputs)), accepted

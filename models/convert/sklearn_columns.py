@@ -1,0 +1,195 @@
+"""What a fitted scikit-learn pipeline expects in each column: number or text, missing or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from models.errors import ConversionRefused
+
+# Stands for a missing text inside the graph, and in the signature as ``missing``.
+SENTINEL: Final = "__missing__"
+
+
+@dataclass(slots=True)
+class Column:
+    """One column as the transformers know it.
+
+    ``kind``: "number", "code" (whole numbers that are categories) or "text".
+    ``center``, ``scale``: where the numbers of training lay, as far as a transformer tells.
+    ``none_is_missing``: an imputer of this column looks for None, not NaN.
+    """
+
+    name: str
+    index: int
+    kind: str = "number"
+    categories: list[str | int] = field(default_factory=list)
+    center: float = 0.0
+    scale: float = 1.0
+    is_imputed: bool = False
+    none_is_missing: bool = False
+    is_used: bool = False
+
+
+def fitted_columns(estimator: Any) -> tuple[list[Column], bool]:
+    """Return the columns of the training table and whether they had names."""
+    names = getattr(estimator, "feature_names_in_", None)
+    count = getattr(estimator, "n_features_in_", None)
+    if names is None and count is None:
+        raise ConversionRefused(
+            f"{type(estimator).__name__} does not say how many features it takes: is it fitted?"
+        )
+    texts = [str(name) for name in names] if names is not None else None
+    columns = [
+        Column(texts[i] if texts else f"column_{i}", i)
+        for i in range(len(texts) if texts is not None else int(count or 0))
+    ]
+    _visit(estimator, columns)
+    return columns, texts is not None
+
+
+def first_column_transformer(estimator: Any) -> Any | None:
+    """Return the ColumnTransformer that sees the table itself, or None."""
+    while type(estimator).__name__ == "Pipeline":
+        estimator = estimator.steps[0][1]
+    return estimator if type(estimator).__name__ == "ColumnTransformer" else None
+
+
+def final_estimator(estimator: Any) -> Any:
+    """Return the estimator that predicts, at the end of any pipelines."""
+    while type(estimator).__name__ == "Pipeline":
+        estimator = estimator.steps[-1][1]
+    return estimator
+
+
+def replace_missing_texts(estimator: Any) -> None:
+    """Make a **copy** of a pipeline see SENTINEL where the original sees a missing text."""
+    for part in _parts(estimator):
+        if _is_text_imputer(part) and _is_missing(part.missing_values):
+            part.missing_values = SENTINEL
+        if hasattr(part, "categories_"):
+            part.categories_ = [_with_sentinel(values) for values in part.categories_]
+
+
+def _with_sentinel(values: Any) -> Any:
+    if values.dtype != object or not any(_is_missing(v) for v in values):
+        return values
+    return np.array([SENTINEL if _is_missing(v) else v for v in values], dtype=object)
+
+
+def _parts(estimator: Any) -> Iterator[Any]:
+    """Yield every fitted transformer and estimator inside, however deep."""
+    yield estimator
+    if type(estimator).__name__ == "Pipeline":
+        children = [step for _, step in estimator.steps]
+    elif type(estimator).__name__ == "ColumnTransformer":
+        children = [transformer for _, transformer, _ in estimator.transformers_]
+    elif type(estimator).__name__ == "FeatureUnion":
+        children = [transformer for _, transformer in estimator.transformer_list]
+    else:
+        children = []
+    for child in children:
+        if not isinstance(child, str):
+            yield from _parts(child)
+
+
+def _visit(part: Any, columns: Sequence[Column]) -> bool:
+    """Note in ``columns`` what ``part`` knows; return whether its outputs are the same columns."""
+    kind = type(part).__name__
+    if isinstance(part, str):
+        is_kept = part == "passthrough"
+        for column in columns:
+            column.is_used |= is_kept
+        return is_kept
+    if kind == "Pipeline":
+        return all(_visit(step, columns) for _, step in part.steps)
+    if kind == "ColumnTransformer":
+        for _, transformer, chosen in part.transformers_:
+            _visit(transformer, _chosen(columns, chosen))
+        return False
+    if kind == "FeatureUnion":
+        for _, transformer in part.transformer_list:
+            _visit(transformer, columns)
+        return False
+    for column in columns:
+        column.is_used = True
+    if kind == "SimpleImputer":
+        _note_imputer(part, columns)
+        return True
+    if hasattr(part, "categories_"):
+        for column, values in zip(columns, part.categories_, strict=False):
+            _note_categories(column, values)
+        return False
+    return _note_scaler(part, columns)
+
+
+def _chosen(columns: Sequence[Column], chosen: Any) -> list[Column]:
+    if isinstance(chosen, slice):
+        if isinstance(chosen.start, str) or isinstance(chosen.stop, str):
+            names = [column.name for column in columns]
+            start = names.index(chosen.start) if chosen.start is not None else None
+            stop = names.index(chosen.stop) + 1 if chosen.stop is not None else None
+            chosen = slice(start, stop, chosen.step)
+        return list(columns[chosen])
+    picked = [chosen] if isinstance(chosen, str | int) else list(chosen)
+    if picked and all(isinstance(item, bool | np.bool_) for item in picked):
+        return [column for column, take in zip(columns, picked, strict=True) if take]
+    by_name = {column.name: column for column in columns}
+    return [by_name[item] if isinstance(item, str) else columns[int(item)] for item in picked]
+
+
+def _note_imputer(imputer: Any, columns: Sequence[Column]) -> None:
+    is_text = _is_text_imputer(imputer)
+    for column, value in zip(columns, imputer.statistics_, strict=False):
+        column.is_imputed = True
+        column.none_is_missing |= imputer.missing_values is None
+        if is_text:
+            column.kind = "text"
+            if isinstance(value, str) and value not in column.categories:
+                column.categories.append(value)
+        elif isinstance(value, int | float) and np.isfinite(value):
+            column.center = float(value)
+            column.scale = max(1.0, abs(float(value)))
+
+
+def _note_categories(column: Column, values: Any) -> None:
+    known = [value for value in values if not _is_missing(value)]
+    if all(isinstance(value, str) for value in known):
+        column.kind = "text"
+        column.categories = [str(value) for value in known]
+    elif values.dtype.kind in "iu":
+        column.kind = "code"
+        column.categories = [int(value) for value in known]
+    elif values.dtype.kind == "f":
+        column.kind = "number"
+    else:
+        raise ConversionRefused(
+            f"column {column.name!r}: categories of mixed or unknown kind ({values.dtype}) are "
+            "not supported: use text or whole numbers"
+        )
+
+
+def _note_scaler(part: Any, columns: Sequence[Column]) -> bool:
+    lowest, highest = getattr(part, "data_min_", None), getattr(part, "data_max_", None)
+    centers, scales = getattr(part, "mean_", None), getattr(part, "scale_", None)
+    if lowest is not None and highest is not None:
+        centers, scales = (lowest + highest) / 2, (highest - lowest) / 2
+    if centers is None or scales is None or len(centers) != len(columns):
+        return False
+    for column, center, scale in zip(columns, centers, scales, strict=True):
+        column.center, column.scale = float(center), float(scale) or 1.0
+    return True
+
+
+def _is_text_imputer(part: Any) -> bool:
+    return (
+        type(part).__name__ == "SimpleImputer"
+        and getattr(part, "_fit_dtype", np.dtype(float)).kind in "OUS"
+    )
+
+
+def _is_missing(value: object) -> bool:
+    return value is None or (isinstance(value, float) and value != value)

@@ -1,0 +1,269 @@
+"""scikit-learn's trees for skl2onnx, branch for branch as native.
+
+skl2onnx rounds thresholds to the nearest float32 and forgets where missing values go; these
+converters take its place for every tree estimator, also inside pipelines and meta-estimators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from onnx import TensorProto
+
+from models.convert.graph import class_labels, label_array
+from models.convert.trees import (
+    LEAF,
+    LESS_OR_EQUAL,
+    ML_DOMAIN,
+    ML_OPSET,
+    Floats,
+    Forest,
+    Precision,
+    Tree,
+    ensemble_node,
+)
+from models.errors import ConversionRefused
+from models.servable import Array
+
+Link: TypeAlias = Literal["identity", "exp", "sigmoid", "softmax"]
+Converter: TypeAlias = Callable[[Any, Any, Any], None]
+
+
+@dataclass(frozen=True, slots=True)
+class TreeModel:
+    """A fitted tree estimator: its trees, what turns their sum into the answer, its classes.
+
+    ``is_float32``: the native model casts its input to float32 before it compares.
+    """
+
+    forest: Forest
+    link: Link
+    classes: tuple[str | int, ...] | None
+    is_float32: bool
+
+
+def converters() -> dict[type, Converter]:
+    """Return the converters for ``skl2onnx.convert_sklearn(custom_conversion_functions=...)``."""
+    return dict.fromkeys(_readers(), _convert)
+
+
+def tree_model(estimator: Any) -> TreeModel | None:
+    """Return the trees of an estimator, or None where it is no tree model."""
+    reader = _readers().get(type(estimator))
+    return reader(estimator) if reader is not None else None
+
+
+def _readers() -> dict[type, Callable[[Any], TreeModel]]:
+    from sklearn import ensemble, tree
+
+    return {
+        tree.DecisionTreeClassifier: _decision_tree,
+        tree.DecisionTreeRegressor: _decision_tree,
+        tree.ExtraTreeClassifier: _decision_tree,
+        tree.ExtraTreeRegressor: _decision_tree,
+        ensemble.RandomForestClassifier: _random_forest,
+        ensemble.RandomForestRegressor: _random_forest,
+        ensemble.ExtraTreesClassifier: _random_forest,
+        ensemble.ExtraTreesRegressor: _random_forest,
+        ensemble.GradientBoostingClassifier: _gradient_boosting,
+        ensemble.GradientBoostingRegressor: _gradient_boosting,
+        ensemble.HistGradientBoostingClassifier: _hist_gradient_boosting,
+        ensemble.HistGradientBoostingRegressor: _hist_gradient_boosting,
+    }
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+def _decision_tree(estimator: Any) -> TreeModel:
+    return _averaged([estimator], estimator)
+
+
+def _random_forest(estimator: Any) -> TreeModel:
+    return _averaged(list(estimator.estimators_), estimator)
+
+
+def _averaged(trees: list[Any], estimator: Any) -> TreeModel:
+    if estimator.n_outputs_ != 1:
+        raise ConversionRefused(
+            f"{type(estimator).__name__}: {estimator.n_outputs_} outputs, only one is supported"
+        )
+    classes = _classes(estimator)
+    read = []
+    for fitted in trees:
+        values = np.asarray(fitted.tree_.value[:, 0, :], dtype=np.float64)
+        if classes is not None:
+            sums = values.sum(axis=1, keepdims=True)
+            values = values / np.where(sums == 0.0, 1.0, sums)
+        read.append(_tree(fitted, values / len(trees)))
+    targets = len(classes) if classes is not None else 1
+    return TreeModel(Forest(tuple(read), (0.0,) * targets), "identity", classes, is_float32=True)
+
+
+def _gradient_boosting(estimator: Any) -> TreeModel:
+    from sklearn.dummy import DummyClassifier, DummyRegressor
+
+    init = estimator.init_
+    if not isinstance(init, DummyClassifier | DummyRegressor) and init != "zero":
+        raise ConversionRefused(
+            f"{type(estimator).__name__}: an own init estimator ({type(init).__name__}) is not "
+            "supported"
+        )
+    stages = estimator.estimators_
+    targets = stages.shape[1]
+    # The constant of the dummy estimator, in the space of the loss: only sklearn knows how.
+    row = np.zeros((1, estimator.n_features_in_), dtype=np.float32)
+    base = np.asarray(estimator._raw_predict_init(row), dtype=np.float64)  # noqa: SLF001
+    trees = tuple(
+        _tree(
+            stages[i, k],
+            stages[i, k].tree_.value[:, 0, :].astype(np.float64) * estimator.learning_rate,
+            k,
+        )
+        for i in range(stages.shape[0])
+        for k in range(targets)
+    )
+    classes = _classes(estimator)
+    forest = Forest(trees, tuple(base.ravel().tolist()))
+    if classes is None:
+        return TreeModel(forest, "identity", None, is_float32=True)
+    if estimator.loss == "exponential":
+        forest = _scaled(forest, 2.0)
+    return TreeModel(forest, "softmax" if targets > 1 else "sigmoid", classes, is_float32=True)
+
+
+def _scaled(forest: Forest, factor: float) -> Forest:
+    trees = tuple(
+        Tree(t.mode, t.feature, t.threshold, t.left, t.right, t.missing_left, t.values * factor,
+             t.first_target)
+        for t in forest.trees
+    )  # fmt: skip
+    return Forest(trees, tuple(value * factor for value in forest.base))
+
+
+def _hist_gradient_boosting(estimator: Any) -> TreeModel:
+    name = type(estimator).__name__
+    trees = []
+    for stage in estimator._predictors:  # noqa: SLF001 (there is no public way to the trees)
+        for target, predictor in enumerate(stage):
+            nodes = predictor.nodes
+            if nodes["is_categorical"].any():
+                raise ConversionRefused(f"{name}: categorical_features are not supported")
+            is_leaf = nodes["is_leaf"].astype(bool)
+            trees.append(
+                Tree(
+                    mode=np.where(is_leaf, LEAF, LESS_OR_EQUAL),
+                    feature=np.where(is_leaf, 0, nodes["feature_idx"]).astype(np.int64),
+                    threshold=np.where(is_leaf, 0.0, nodes["num_threshold"]),
+                    left=np.where(is_leaf, 0, nodes["left"]).astype(np.int64),
+                    right=np.where(is_leaf, 0, nodes["right"]).astype(np.int64),
+                    missing_left=nodes["missing_go_to_left"].astype(bool) & ~is_leaf,
+                    values=nodes["value"].astype(np.float64)[:, None],
+                    first_target=target,
+                )
+            )
+    base = np.asarray(estimator._baseline_prediction, dtype=np.float64).ravel()  # noqa: SLF001
+    forest = Forest(tuple(trees), tuple(base.tolist()))
+    classes = _classes(estimator)
+    if classes is not None:
+        link: Link = "softmax" if forest.target_count > 1 else "sigmoid"
+    else:
+        link = "exp" if estimator.loss in ("gamma", "poisson") else "identity"
+    return TreeModel(forest, link, classes, is_float32=False)
+
+
+def _tree(fitted: Any, values: Floats, first_target: int = 0) -> Tree:
+    nodes = fitted.tree_.__getstate__()["nodes"]
+    is_leaf = nodes["left_child"] < 0
+    missing = np.zeros(len(nodes), dtype=bool)
+    if "missing_go_to_left" in nodes.dtype.names:
+        missing = nodes["missing_go_to_left"].astype(bool) & ~is_leaf
+    return Tree(
+        mode=np.where(is_leaf, LEAF, LESS_OR_EQUAL),
+        feature=np.where(is_leaf, 0, nodes["feature"]),
+        threshold=np.where(is_leaf, 0.0, nodes["threshold"]),
+        left=np.where(is_leaf, 0, nodes["left_child"]),
+        right=np.where(is_leaf, 0, nodes["right_child"]),
+        missing_left=missing,
+        values=values,
+        first_target=first_target,
+    )
+
+
+def _classes(estimator: Any) -> tuple[str | int, ...] | None:
+    classes = getattr(estimator, "classes_", None)
+    return class_labels(classes) if classes is not None else None
+
+
+# --- writing ------------------------------------------------------------------------------------
+
+
+def _convert(scope: Any, operator: Any, container: Any) -> None:
+    """Write one tree estimator, called by skl2onnx."""
+    from skl2onnx.common.data_types import DoubleTensorType, guess_proto_type
+
+    model = tree_model(operator.raw_operator)
+    if model is None:
+        raise ConversionRefused(f"{type(operator.raw_operator).__name__} has no trees")
+    source = operator.inputs[0]
+    precision: Precision = "float64" if isinstance(source.type, DoubleTensorType) else "float32"
+    write = _Writer(scope, container)
+    matrix = source.full_name
+    if precision == "float32" or model.is_float32:
+        matrix = write.node("Cast", matrix, to=TensorProto.FLOAT)
+    if precision == "float64":
+        matrix = write.node("Cast", matrix, to=TensorProto.DOUBLE)
+    raw = scope.get_unique_variable_name("raw")
+    container.nodes.append(ensemble_node(model.forest, precision, matrix, raw))
+    container.node_domain_version_pair_sets.add((ML_DOMAIN, ML_OPSET))
+    if model.classes is None:
+        result = write.node("Exp", raw) if model.link == "exp" else raw
+        output = operator.outputs[0]
+        write.node("Cast", result, output=output.full_name, to=guess_proto_type(output.type))
+        return
+    scores = _probabilities(write, raw, model)
+    label, probabilities = operator.outputs[:2]
+    index = write.node("ArgMax", scores, axis=1, keepdims=0)
+    classes = write.constant(label_array(model.classes))
+    write.node("Gather", classes, index, output=label.full_name, axis=0)
+    write.node(
+        "Cast", scores, output=probabilities.full_name, to=guess_proto_type(probabilities.type)
+    )
+
+
+def _probabilities(write: _Writer, raw: str, model: TreeModel) -> str:
+    if model.link == "softmax":
+        return write.node("Softmax", raw, axis=1)
+    if model.link == "sigmoid":
+        negative = write.node("Sigmoid", write.node("Neg", raw))
+        return write.node("Concat", negative, write.node("Sigmoid", raw), axis=1)
+    return raw
+
+
+class _Writer:
+    """Adds plain nodes to the graph that skl2onnx is building."""
+
+    def __init__(self, scope: Any, container: Any) -> None:
+        self._scope = scope
+        self._container = container
+
+    def node(self, op: str, *inputs: str, output: str = "", **attributes: object) -> str:
+        name = output or str(self._scope.get_unique_variable_name(op.lower()))
+        self._container.add_node(
+            op, list(inputs), [name], name=self._scope.get_unique_operator_name(op), **attributes
+        )
+        return name
+
+    def constant(self, values: Array) -> str:
+        name = str(self._scope.get_unique_variable_name("classes"))
+        is_text = values.dtype == object
+        self._container.add_initializer(
+            name,
+            TensorProto.STRING if is_text else TensorProto.INT64,
+            list(values.shape),
+            [value.encode() for value in values] if is_text else values.tolist(),
+        )
+        return name

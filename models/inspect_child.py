@@ -1,0 +1,140 @@
+"""The throwaway process that is the first to open a version: whatever it breaks, it breaks here.
+
+Run as ``python -m models.inspect_child ANSWER_FD`` by ``models.inspect``, which says on stdin what
+to look at and reads one JSON document from the descriptor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from models.errors import LoadFailed
+from registry.ident import digest_hex
+from registry.manifest import Json, JsonObject, Manifest, parse_manifest
+
+_PR_SET_PDEATHSIG: Final = 1
+_OPEN_FILES: Final = 256
+_NICE: Final = 10
+
+
+def main() -> int:
+    """Inspect what stdin names and answer with ``inspection`` or ``reason``."""
+    request = json.load(sys.stdin)
+    answer_fd = int(sys.argv[1])
+    _die_with(int(request["parent_pid"]))
+    _confine(cpu_s=int(request["cpu_s"]))
+    try:
+        answer: JsonObject = {"inspection": _inspect(request)}
+    except LoadFailed as error:
+        is_memory = "not enough memory" in str(error)
+        answer = {"reason": str(error), "is_memory": is_memory}
+    except MemoryError:
+        answer = {"reason": "", "is_memory": True}
+    with os.fdopen(answer_fd, "w") as pipe:
+        json.dump(answer, pipe)
+    # Destructors of a strange session may crash or take long, and all is said.
+    os._exit(0)
+
+
+def _inspect(request: dict[str, Any]) -> Json:
+    # Imported late: the limits of _confine come first.
+    from models.graph_check import (
+        check_graph,
+        has_control_flow,
+        parse_graph,
+        reason_not_to_batch,
+    )
+
+    manifest = parse_manifest(request["manifest"])
+    objects_dir = Path(request["objects_dir"])
+    graph = objects_dir / digest_hex(manifest.graph)
+    from models.runtime import onnx as runtime
+
+    if manifest.runtime["name"] != runtime.RUNTIME_NAME:
+        raise LoadFailed(f"runtime {manifest.runtime['name']!r} is not known here")
+    _limit_memory(int(request["memory_bytes"]) + _mapped_bytes(manifest))
+    try:
+        model = parse_graph(graph.read_bytes())
+    except FileNotFoundError:
+        raise LoadFailed("its graph object is not in the store") from None
+    check_graph(model, manifest)
+    reason, branches = reason_not_to_batch(model), has_control_flow(model)
+    del model
+    return _measure(request, manifest, graph, reason, branches)
+
+
+def _measure(
+    request: dict[str, Any],
+    manifest: Manifest,
+    graph: Path,
+    reason: str | None,
+    has_control_flow: bool,
+) -> Json:
+    from models.memory import anonymous_bytes, trim
+    from models.probe import probe
+    from models.runtime import onnx as runtime
+    from models.servable import Inspection
+    from models.signature import parse_signature
+    from models.synthetic import make_inputs, styles
+
+    threads = int(request["threads"])
+    signature = parse_signature(manifest.signature)
+    runtime.prime(threads)
+    make_inputs(signature, styles(signature)[0], 1)  # what numpy sets up at its first use
+    trim()
+    before = anonymous_bytes()
+    start = time.perf_counter()
+    session = runtime.open_session(graph, threads)
+    load_s = time.perf_counter() - start
+    runtime.check_session(session, signature)
+    probed = probe(runtime.OnnxServable(session, signature).run, signature, reason)
+    trim()
+    return Inspection(
+        signature=probed.signature,
+        is_batchable=probed.is_batchable,
+        batch_reason=probed.batch_reason,
+        has_control_flow=has_control_flow,
+        run_s=probed.run_s,
+        load_s=load_s,
+        private_bytes=max(anonymous_bytes() - before, 0),
+    ).to_json()
+
+
+def _die_with(parent_pid: int) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(1)  # it died before the call above
+
+
+def _confine(cpu_s: int) -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_OPEN_FILES, _OPEN_FILES))
+    os.nice(_NICE)
+
+
+def _limit_memory(more_bytes: int) -> None:
+    """Let the process take ``more_bytes`` beside what its libraries took already."""
+    from models.memory import private_writable_bytes
+
+    limit = private_writable_bytes(os.getpid()) + more_bytes
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def _mapped_bytes(manifest: Manifest) -> int:
+    # The runtime maps tensors private and writable, which the kernel counts as data although no
+    # page is ever copied. The parent watches the pages that are.
+    return sum(entry.size_bytes + resource.getpagesize() for entry in manifest.tensors)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,252 @@
+"""The proof of a conversion: the graph's answers beside the native library's, row by row.
+
+A conversion is refused where ``|difference| > tolerance x max(1, |native|)`` for any number, or
+where a label differs although the native model is not in two minds about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from models.errors import ConversionRefused
+from models.servable import Array, rows_of
+from registry.manifest import Json, JsonObject
+
+DEFAULT_TOLERANCE: Final = 1e-5
+GOLDEN_ROWS: Final = 5
+_CHUNK_ROWS: Final = 4096
+
+Inputs: TypeAlias = dict[str, Array]
+# What a model answers: one array for each output name, rows first.
+Answer: TypeAlias = Callable[[Inputs], Mapping[str, Array]]
+
+
+@dataclass(frozen=True, slots=True)
+class Parity:
+    """How far the graph is from the native model.
+
+    ``max_difference`` and ``p999_difference`` are relative to ``max(1, |native|)``.
+    ``worst``: where the largest difference is, in words.
+    """
+
+    rows: int
+    max_difference: float
+    p999_difference: float
+    label_disagreements: int
+    ties: int
+    tolerance: float
+    worst: str
+    golden: tuple[JsonObject, ...]
+
+    @property
+    def is_within(self) -> bool:
+        """Whether the conversion may be pushed."""
+        return self.max_difference <= self.tolerance and self.label_disagreements == 0
+
+    def require(self) -> None:
+        """Raise ConversionRefused with the figures unless the conversion is within tolerance."""
+        if self.is_within:
+            return
+        raise ConversionRefused(
+            f"the converted model differs from the native one: largest difference "
+            f"{self.max_difference:.3g} ({self.worst}), 99.9 % are below "
+            f"{self.p999_difference:.3g}, the tolerance is {self.tolerance:g}; "
+            f"{self.label_disagreements} of {self.rows} labels differ"
+        )
+
+    def to_json(self) -> JsonObject:
+        """Return the record for the manifest."""
+        golden: list[Json] = list(self.golden)
+        return {
+            "rows": self.rows,
+            "max_difference": self.max_difference,
+            "p999_difference": self.p999_difference,
+            "label_disagreements": self.label_disagreements,
+            "ties": self.ties,
+            "tolerance": self.tolerance,
+            "golden": golden,
+        }
+
+
+def graph_answer(model: onnx.ModelProto) -> Answer:
+    """Return what the graph answers, run here by onnxruntime; raises ConversionRefused."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    try:
+        session = ort.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+    # onnxruntime derives its errors straight from Exception and RuntimeError, one class a status.
+    except Exception as error:
+        raise ConversionRefused(f"the runtime refuses the converted graph: {error}") from error
+    names = [output.name for output in session.get_outputs()]
+
+    def answer(inputs: Inputs) -> Mapping[str, Array]:
+        parts: list[Sequence[Array]] = []
+        for start in range(0, _rows(inputs), _CHUNK_ROWS):
+            chunk = {name: array[start : start + _CHUNK_ROWS] for name, array in inputs.items()}
+            try:
+                parts.append(session.run(names, chunk))
+            except Exception as error:
+                raise ConversionRefused(f"the converted graph fails to run: {error}") from error
+        return {name: np.concatenate([p[i] for p in parts]) for i, name in enumerate(names)}
+
+    return answer
+
+
+def compare(
+    graph: Answer, native: Answer, inputs: Inputs, tolerance: float = DEFAULT_TOLERANCE
+) -> Parity:
+    """Run both on the same rows and measure; the outputs compared are those ``native`` gives."""
+    rows = _rows(inputs)
+    ours, theirs = graph(inputs), native(inputs)
+    worst = ""
+    differences: list[NDArray[np.float64]] = []
+    for name, expected in theirs.items():
+        got = np.asarray(ours[name])
+        if got.shape != expected.shape:
+            raise ConversionRefused(
+                f"output {name!r} has shape {got.shape}, the native model gives {expected.shape}"
+            )
+        if expected.dtype.kind != "f":
+            continue
+        difference = _difference(got.astype(np.float64), expected.astype(np.float64))
+        if difference.size and difference.max() >= max((d.max() for d in differences), default=0.0):
+            at = np.unravel_index(int(difference.argmax()), difference.shape)
+            worst = f"output {name!r}, row {at[0]}: {got[at]:.9g} against {expected[at]:.9g}"
+        differences.append(difference.ravel())
+    every = np.concatenate(differences) if differences else np.zeros(1)
+    disagreements, ties = _labels(ours, theirs, tolerance)
+    return Parity(
+        rows=rows,
+        max_difference=float(every.max(initial=0.0)),
+        p999_difference=float(np.quantile(every, 0.999)) if every.size else 0.0,
+        label_disagreements=disagreements,
+        ties=ties,
+        tolerance=tolerance,
+        worst=worst,
+        golden=_golden(inputs, theirs, rows),
+    )
+
+
+def _difference(got: NDArray[np.float64], expected: NDArray[np.float64]) -> NDArray[np.float64]:
+    with np.errstate(invalid="ignore", over="ignore"):
+        scaled = np.abs(got - expected) / np.maximum(1.0, np.abs(expected))
+    same = (got == expected) | (np.isnan(got) & np.isnan(expected))
+    # A native double past the range of float32 is infinite here, and that is all it can be.
+    scaled[np.isnan(scaled)] = np.inf
+    scaled[same] = 0.0
+    return scaled
+
+
+def _labels(
+    ours: Mapping[str, Array], theirs: Mapping[str, Array], tolerance: float
+) -> tuple[int, int]:
+    """Return how many labels differ, and how many of the rows were ties (not counted)."""
+    total = ties = 0
+    is_tie: NDArray[np.bool_] | None = None
+    for expected in theirs.values():
+        if expected.dtype.kind == "f" and expected.ndim == 2 and expected.shape[1] > 1:
+            top = np.sort(expected, axis=1)[:, -2:]
+            is_tie = top[:, 1] - top[:, 0] <= 2 * tolerance
+    for name, expected in theirs.items():
+        if expected.dtype.kind == "f":
+            continue
+        differs = np.asarray(ours[name]) != expected
+        if is_tie is not None:
+            ties += int((differs & is_tie).sum())
+            differs = differs & ~is_tie
+        total += int(differs.sum())
+    return total, ties
+
+
+def _golden(inputs: Inputs, outputs: Mapping[str, Array], rows: int) -> tuple[JsonObject, ...]:
+    chosen = np.unique(np.linspace(0, rows - 1, GOLDEN_ROWS).astype(int)) if rows else ()
+    return tuple(
+        {
+            "inputs": {name: jsonable(array[row]) for name, array in inputs.items()},
+            "outputs": {name: jsonable(array[row]) for name, array in outputs.items()},
+        }
+        for row in chosen
+    )
+
+
+def jsonable(value: object) -> Json:
+    """Return an array or scalar as JSON; what is not finite is null, as in the server's answers."""
+    if isinstance(value, np.ndarray):
+        return [jsonable(item) for item in value.tolist()]
+    if isinstance(value, list):
+        return [jsonable(item) for item in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float):
+        return value if np.isfinite(value) else None
+    if isinstance(value, str | int):
+        return value
+    return None if value is None else str(value)
+
+
+def _rows(inputs: Inputs) -> int:
+    return min((rows_of(array) for array in inputs.values()), default=0)
+
+
+# --- rows made from the model itself ---------------------------------------------------------
+
+
+def edge_values(
+    thresholds: NDArray[np.float64], *, is_nan_allowed: bool, is_infinity_allowed: bool,
+    dtype: type[np.floating] = np.float32,
+) -> Array:  # fmt: skip
+    """Return the values of one feature at which a model may go wrong.
+
+    They are each threshold with both its neighbours in ``dtype``, signed zeros, tiny, huge and
+    missing ones.
+    """
+    with np.errstate(over="ignore"):
+        cast = thresholds.astype(dtype)
+    around = [cast, np.nextafter(cast, dtype(-np.inf)), np.nextafter(cast, dtype(np.inf))]
+    special = [0.0, -0.0, 1e-30, -1e-30, 1e-35, -1e-35, 1e30, -1e30]
+    values = np.concatenate([*around, np.array(special, dtype=dtype)])
+    if not is_infinity_allowed:
+        values = values[np.isfinite(values)]
+    else:
+        values = np.append(values, np.array([np.inf, -np.inf], dtype=dtype))
+    return np.append(values, dtype(np.nan)) if is_nan_allowed else values
+
+
+def edge_matrix(
+    edges: Sequence[Array], base: Array | None, rng: np.random.Generator, *, max_rows: int = 20_000
+) -> Array:
+    """Return rows ``(rows, features)`` in which every edge value of every feature comes up.
+
+    Half of them change one feature of a row of ``base`` (where given), so that the rest of the
+    row is ordinary; the other half draw all features from their edges.
+    """
+    longest = max(len(values) for values in edges)
+    rows = min(max(longest, 1000), max_rows)
+    drawn = np.stack([_permuted(values, rows, rng) for values in edges], axis=1)
+    if base is None or not len(base):
+        again = np.stack([_permuted(values, rows, rng) for values in edges], axis=1)
+        return np.concatenate([drawn, again])
+    single = base[rng.integers(0, len(base), size=rows)].astype(drawn.dtype, copy=True)
+    changed = rng.integers(0, len(edges), size=rows)
+    for feature, values in enumerate(edges):
+        at = np.flatnonzero(changed == feature)
+        single[at, feature] = _permuted(values, len(at), rng)
+    return np.concatenate([drawn, single])
+
+
+def _permuted(values: Array, rows: int, rng: np.random.Generator) -> Array:
+    copies = -(-rows // len(values))
+    if copies == 1:
+        return rng.permutation(values)[:rows]
+    return rng.permutation(np.tile(values, copies))[:rows]

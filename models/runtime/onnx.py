@@ -1,0 +1,296 @@
+"""Computing a version with ONNX Runtime, its tensors mapped from the store's objects."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import onnx
+import onnx.helper
+import onnxruntime as ort
+
+from models.errors import InputRefused, LoadFailed, ModelsError, RunFailed, RunTerminated
+from models.graph_signature import ZIPMAP_ADVICE
+from models.memory import trim
+from models.runtime.ort_errors import clean, is_out_of_memory, run_error
+from models.runtime.strings import from_runtime, to_runtime
+from models.servable import Array, LoadSpec, numpy_dtype
+from models.signature import Signature, TensorSpec
+from models.synthetic import first_inputs
+from registry.ident import digest_hex, shown
+
+RUNTIME_NAME: Final = "onnx"
+_SILENT: Final = 4  # failures reach the caller as exceptions; the log would repeat each bad request
+_DATATYPES: Final[dict[str, str]] = {
+    "tensor(bool)": "BOOL",
+    "tensor(uint8)": "UINT8",
+    "tensor(uint16)": "UINT16",
+    "tensor(uint32)": "UINT32",
+    "tensor(uint64)": "UINT64",
+    "tensor(int8)": "INT8",
+    "tensor(int16)": "INT16",
+    "tensor(int32)": "INT32",
+    "tensor(int64)": "INT64",
+    "tensor(float16)": "FP16",
+    "tensor(float)": "FP32",
+    "tensor(double)": "FP64",
+    "tensor(string)": "BYTES",
+}
+# The runtime's exceptions have no base of their own, and its binding adds Python's.
+_STATE: Final = ort.capi.onnxruntime_pybind11_state
+RUNTIME_ERRORS: Final[tuple[type[Exception], ...]] = (
+    _STATE.EPFail,
+    _STATE.EngineError,
+    _STATE.Fail,
+    _STATE.InvalidArgument,
+    _STATE.InvalidGraph,
+    _STATE.InvalidProtobuf,
+    _STATE.ModelLoaded,
+    _STATE.NoModel,
+    _STATE.NoSuchFile,
+    _STATE.NotFound,
+    _STATE.NotImplemented,
+    _STATE.RuntimeException,
+    MemoryError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+class OnnxLoader:
+    """Loads versions that the inspection child has passed; one for a process.
+
+    A graph is not checked again here: objects never change, and their digests are verified before.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        # A graph must not choose its own number of threads.
+        os.environ.pop("ORT_LOAD_CONFIG_FROM_MODEL", None)
+
+    def load(self, spec: LoadSpec) -> OnnxServable:
+        """Map, warm up and return a version, or raise LoadFailed."""
+        if spec.manifest.runtime.get("name") != RUNTIME_NAME:
+            raise LoadFailed(
+                f"runtime {shown(spec.manifest.runtime.get('name'))} is not known here: "
+                f"use {RUNTIME_NAME!r}"
+            )
+        graph = spec.objects_dir / digest_hex(spec.manifest.graph)
+        session = open_session(graph, spec.threads or self._threads)
+        servable = OnnxServable(session, spec.inspection.signature)
+        try:
+            first_inputs(servable.run, servable.signature)
+        except ModelsError as error:
+            servable.close()
+            raise LoadFailed(f"warm-up failed: {error}") from None
+        trim()
+        return servable
+
+
+class OnnxServable:
+    """One session. ``run`` may be called from any thread, several at a time."""
+
+    def __init__(self, session: ort.InferenceSession, signature: Signature) -> None:
+        self._session: ort.InferenceSession | None = session
+        self._signature = signature
+        self._inputs = tuple(
+            (spec, numpy_dtype(spec.datatype), spec.datatype == "BYTES")
+            for spec in signature.inputs
+        )
+        self._outputs = {spec.name: spec for spec in signature.outputs}
+        self._names = [spec.name for spec in signature.outputs]
+        self._running: dict[int, ort.RunOptions] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def signature(self) -> Signature:
+        """What ``run`` takes and gives."""
+        return self._signature
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> list[Array]:
+        """Compute ``outputs``; raises InputRefused, RunFailed or RunTerminated.
+
+        No rows in give no rows out without a run: kernels of the runtime have crashed on them.
+        """
+        names = self._names if outputs is None else list(outputs)
+        for name in names:
+            self._output(name)
+        feeds = self._feeds(inputs)
+        if self._is_empty_batch(feeds):
+            return [_no_rows(self._output(name)) for name in names]
+        if not names:
+            return []
+        options = ort.RunOptions()
+        options.log_severity_level = _SILENT
+        session = self._begin(options)
+        try:
+            results = session.run(names, feeds, options)
+        except RUNTIME_ERRORS as error:
+            if options.terminate:
+                raise RunTerminated("the run was ended because it took too long") from None
+            raise run_error(error) from None
+        finally:
+            with self._lock:
+                del self._running[id(options)]
+        return [self._result(name, result) for name, result in zip(names, results, strict=True)]
+
+    def terminate(self) -> None:
+        """End all runs under way; each raises RunTerminated. Later runs are not affected."""
+        with self._lock:
+            for options in self._running.values():
+                options.terminate = True
+
+    def close(self) -> None:
+        """Give back all memory. No run may be under way. A second call does nothing."""
+        with self._lock:
+            session, self._session = self._session, None
+        if session is not None:
+            del session
+            trim()
+
+    def _begin(self, options: ort.RunOptions) -> ort.InferenceSession:
+        with self._lock:
+            if self._session is None:
+                raise RunFailed("the version is closed")
+            self._running[id(options)] = options
+            return self._session
+
+    def _feeds(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        feeds: dict[str, Array] = {}
+        for spec, dtype, is_text in self._inputs:
+            array = inputs.get(spec.name)
+            if array is None:
+                raise InputRefused(f"input {spec.name!r} is missing")
+            if array.dtype != dtype:
+                raise InputRefused(
+                    f"input {spec.name!r}: got {array.dtype}, expected {spec.datatype}"
+                )
+            if array.ndim != len(spec.shape):
+                raise InputRefused(
+                    f"input {spec.name!r}: got shape {list(array.shape)}, "
+                    f"expected {list(spec.shape)}"
+                )
+            if is_text:
+                array = to_runtime(array, spec.name)
+            feeds[spec.name] = array if array.flags.c_contiguous else np.ascontiguousarray(array)
+        if len(inputs) > len(feeds):
+            unknown = min(set(inputs) - set(feeds))
+            raise InputRefused(f"input {shown(unknown)} is unknown")
+        return feeds
+
+    def _is_empty_batch(self, feeds: Mapping[str, Array]) -> bool:
+        return any(
+            spec.shape and spec.shape[0] == -1 and feeds[spec.name].shape[0] == 0
+            for spec in self._signature.inputs
+        )
+
+    def _output(self, name: str) -> TensorSpec:
+        spec = self._outputs.get(name)
+        if spec is None:
+            raise InputRefused(f"output {shown(name)} is unknown")
+        return spec
+
+    def _result(self, name: str, result: object) -> Array:
+        spec = self._output(name)
+        if spec.datatype == "BYTES":
+            return from_runtime(np.asarray(result, dtype=object))
+        return np.asarray(result, dtype=numpy_dtype(spec.datatype))
+
+
+def open_session(graph: Path, threads: int) -> ort.InferenceSession:
+    """Return a session over a graph object; ``location`` of its tensors is beside it.
+
+    Raises LoadFailed. Tensors are mapped, and what no kernel repacks stays mapped.
+    """
+    try:
+        return ort.InferenceSession(
+            str(graph), session_options(threads), providers=["CPUExecutionProvider"]
+        )
+    except RUNTIME_ERRORS as error:
+        if is_out_of_memory(error):
+            raise LoadFailed(f"not enough memory to load it: {clean(str(error))}") from None
+        raise LoadFailed(f"the runtime refuses the graph: {clean(str(error))}") from None
+
+
+def prime(threads: int) -> None:
+    """Pay once for what the first session of a process costs, so that it is not measured."""
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Identity", ["x"], ["y"])],
+        "prime",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["rows"])],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["rows"])],
+    )
+    model = onnx.helper.make_model(
+        graph, ir_version=8, opset_imports=[onnx.helper.make_opsetid("", 17)]
+    )
+    session = ort.InferenceSession(
+        model.SerializeToString(), session_options(threads), providers=["CPUExecutionProvider"]
+    )
+    session.run(None, {"x": np.zeros(1, np.float32)})
+
+
+def session_options(threads: int) -> ort.SessionOptions:
+    """Return the options that every session has, in the child and in the workers."""
+    options = ort.SessionOptions()
+    options.log_severity_level = _SILENT
+    # Both explicit: left at 0 the runtime counts the host's cores and pins threads to them.
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    # The arena never shrinks: one large batch would stay for good, in each version. Without it the
+    # same runs take the same time within noise, and malloc_trim gives back what they freed. (A low
+    # mmap threshold would return it at once, but made convolutions up to 2.6 times slower.)
+    options.enable_cpu_mem_arena = False
+    # One plan is kept for each input shape that ever came, without bound.
+    options.enable_mem_pattern = False
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return options
+
+
+def check_session(session: ort.InferenceSession, signature: Signature) -> None:
+    """Raise LoadFailed unless the session takes and gives what the signature says."""
+    for kind, declared, actual in (
+        ("inputs", signature.inputs, session.get_inputs()),
+        ("outputs", signature.outputs, session.get_outputs()),
+    ):
+        names = [spec.name for spec in declared]
+        if names != [node.name for node in actual]:
+            raise LoadFailed(
+                f"signature.{kind}: {shown(names)} differs from the graph's "
+                f"{shown([node.name for node in actual])}"
+            )
+        for spec, node in zip(declared, actual, strict=True):
+            _check_tensor(f"{kind[:-1]} {shown(spec.name)}", spec, node, is_input=kind == "inputs")
+
+
+def _check_tensor(what: str, spec: TensorSpec, node: ort.NodeArg, *, is_input: bool) -> None:
+    if node.type.startswith(("seq(", "map(")):
+        raise LoadFailed(f"{what}: {ZIPMAP_ADVICE}")
+    datatype = _DATATYPES.get(node.type)
+    if datatype != spec.datatype:
+        raise LoadFailed(
+            f"{what}: the signature says {spec.datatype}, the graph {datatype or node.type}"
+        )
+    if not is_input:
+        return  # declared output shapes are often wrong: probing corrects them
+    # Some exporters write an open size as 0 or -1 instead of a name.
+    shape = [size if isinstance(size, int) and size > 0 else -1 for size in node.shape]
+    fits = len(shape) == len(spec.shape) and all(
+        mine == theirs or theirs == -1 for mine, theirs in zip(spec.shape, shape, strict=True)
+    )
+    if not fits:
+        raise LoadFailed(f"{what}: the signature says shape {list(spec.shape)}, the graph {shape}")
+
+
+def _no_rows(spec: TensorSpec) -> Array:
+    if not spec.shape or spec.shape[0] != -1:
+        raise InputRefused(
+            f"a batch of no rows has no answer: output {spec.name!r} does not follow the rows"
+        )
+    shape = (0, *(max(size, 0) for size in spec.shape[1:]))
+    return np.empty(shape, dtype=numpy_dtype(spec.datatype))

@@ -1,0 +1,174 @@
+"""What answers now: an immutable snapshot swapped by one pointer, and counted handles on it.
+
+Guarantees:
+1. ``acquire`` reads one snapshot: a request never sees half of a change.
+2. A held handle keeps its target: ``replace`` takes versions from new requests only.
+3. ``drained`` returns once nobody holds the version, in the snapshot or long out of it.
+
+Everything here belongs to one event loop's thread; nothing locks and nothing blocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Generic, TypeVar
+
+from registry.errors import Conflict, NotFound, NotReady
+from registry.ident import LATEST, shown
+from registry.lifecycle import State
+from registry.manifest import JsonObject
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class VersionView(Generic[T]):
+    """One version as requests see it; ``target`` is there only where it may answer."""
+
+    model: str
+    version: int
+    state: State
+    reason: str
+    digest: str
+    signature: JsonObject
+    target: T | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelView(Generic[T]):
+    """One model: its versions, its aliases, and where a request without a version goes."""
+
+    name: str
+    versions: Mapping[int, VersionView[T]]
+    aliases: Mapping[str, int] = field(default_factory=dict)
+    route: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot(Generic[T]):
+    """All models at one generation. ``is_restored``: the loads repeated at start are over."""
+
+    models: Mapping[str, ModelView[T]] = field(default_factory=dict)
+    generation: int = 0
+    is_restored: bool = False
+
+
+class Handle(Generic[T]):
+    """The right to use one version's target until ``release``."""
+
+    __slots__ = ("_map", "target", "view")
+
+    def __init__(self, owner: ServingMap[T], view: VersionView[T], target: T) -> None:
+        self._map: ServingMap[T] | None = owner
+        self.view = view
+        self.target = target
+
+    def release(self) -> None:
+        """Give the handle back; again is harmless."""
+        owner, self._map = self._map, None
+        if owner is not None:
+            owner._forget(self.view.model, self.view.version)  # noqa: SLF001 - its other half
+
+    def __enter__(self) -> Handle[T]:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+class ServingMap(Generic[T]):
+    """The present snapshot and the handles held on its versions and on those before it."""
+
+    def __init__(self, snapshot: Snapshot[T] | None = None) -> None:
+        self._snapshot: Snapshot[T] = snapshot or Snapshot()
+        self._handles: dict[tuple[str, int], int] = {}
+        self._idle: dict[tuple[str, int], asyncio.Event] = {}
+
+    @property
+    def snapshot(self) -> Snapshot[T]:
+        """What new requests see."""
+        return self._snapshot
+
+    def replace(self, snapshot: Snapshot[T]) -> None:
+        """Show ``snapshot`` to all requests from now on; its generation may not be older."""
+        if snapshot.generation < self._snapshot.generation:
+            raise Conflict(
+                f"generation {snapshot.generation} is older than {self._snapshot.generation}, "
+                "which serves already"
+            )
+        self._snapshot = snapshot
+
+    def find(self, model: str, selector: int | str | None) -> VersionView[T]:
+        """Return the version that ``selector`` means, whatever its state.
+
+        ``selector``: a number, an alias, ``latest`` (the highest that serves), or None for the
+        route. Raises NotFound for an unknown model, version or alias; NotReady where ``latest``
+        or the route means nothing now.
+        """
+        known = self._snapshot.models.get(model)
+        if known is None:
+            raise NotFound(f"model {shown(model)} is not known")
+        number = selector if type(selector) is int else _resolve(known, selector)
+        view = known.versions.get(number)
+        if view is None:
+            raise NotFound(f"model {shown(model)} has no version {number}")
+        return view
+
+    def acquire(self, model: str, selector: int | str | None) -> Handle[T]:
+        """Return a handle on the version that ``selector`` means, as ``find`` reads it.
+
+        Raises NotReady, with state and reason, for a version that is known and may not answer.
+        """
+        view = self.find(model, selector)
+        if view.target is None:
+            raise NotReady(
+                f"model {shown(model)} version {view.version} is {view.state}: {view.reason}"
+            )
+        key = (view.model, view.version)
+        self._handles[key] = self._handles.get(key, 0) + 1
+        return Handle(self, view, view.target)
+
+    def handles(self, model: str, version: int) -> int:
+        """Return how many handles are held on a version, in the snapshot or not."""
+        return self._handles.get((model, version), 0)
+
+    async def drained(self, model: str, version: int) -> None:
+        """Wait until no handle on the version is held; bound it with ``asyncio.timeout``."""
+        key = (model, version)
+        while key in self._handles:
+            await self._idle.setdefault(key, asyncio.Event()).wait()
+
+    def _forget(self, model: str, version: int) -> None:
+        key = (model, version)
+        left = self._handles[key] - 1
+        if left:
+            self._handles[key] = left
+            return
+        del self._handles[key]
+        if idle := self._idle.pop(key, None):
+            idle.set()
+
+
+def _resolve(model: ModelView[T], selector: str | int | None) -> int:
+    if selector is None:
+        if model.route is None:
+            raise NotReady(
+                f"model {shown(model.name)} has no route: load a version, or name one in the path"
+            )
+        return model.route
+    if selector == LATEST:
+        serving = [number for number, view in model.versions.items() if view.target is not None]
+        if not serving:
+            raise NotReady(f"model {shown(model.name)} has no version that serves")
+        return max(serving)
+    if isinstance(selector, str) and selector in model.aliases:
+        return model.aliases[selector]
+    raise NotFound(f"model {shown(model.name)} has no alias {shown(selector)}")

@@ -1,0 +1,307 @@
+"""The store: every object, version, document and event of one server, in one locked folder.
+
+Blocking and thread-safe: asynchronous code calls it through ``asyncio.to_thread``. What a method
+acknowledged is there after any crash; what raised left the old state.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from registry import layout
+from registry.documents import read_document, write_document
+from registry.errors import Corrupt, InvalidInput, StoreFailed, StoreFull
+from registry.events import Event, EventLog, parse_event
+from registry.files import Files, ReadOnlyFiles, disk_errors
+from registry.ident import shown
+from registry.manifest import JsonObject, Manifest
+from registry.objects import ObjectPool
+from registry.uploads import Upload
+from registry.versions import VersionRecord, VersionTable
+
+__all__ = ["GcReport", "Store", "StoreUsage", "Upload", "VerifyReport", "VersionRecord"]
+
+RESERVE_BYTES: Final = 32 << 20
+_DOCUMENT_NAME: Final = re.compile("[a-z][a-z0-9_-]{0,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class GcReport:
+    """What a collection dropped."""
+
+    objects: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUsage:
+    """What the store takes, and what its disk has."""
+
+    objects: int
+    object_bytes: int
+    disk_free_bytes: int
+    disk_total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What a check of everything read, and what is wrong: digest or record name to reason."""
+
+    objects: int
+    bytes: int
+    damaged: Mapping[str, str]
+
+
+class Store:
+    """One open store; made by ``open`` or ``open_read_only``, a context manager."""
+
+    def __init__(
+        self,
+        root: Path,
+        files: Files,
+        lock: layout.StoreLock | None,
+        monotonic_s: Callable[[], float],
+        reserve_bytes: int,
+    ) -> None:
+        self.root = root
+        self.objects_dir = root / layout.OBJECTS_DIR
+        self._files = files
+        self._lock_file = lock
+        self._temporary_dir = root / layout.TEMPORARY_DIR
+        self._document_lock = threading.Lock()
+        self._log_lock = threading.Lock()
+        self._objects = ObjectPool(
+            self.objects_dir, self._temporary_dir, files, monotonic_s, reserve_bytes
+        )
+        self._versions = VersionTable(root / layout.MODELS_DIR, self._temporary_dir, files)
+        self.events = EventLog(root / layout.EVENTS_FILE, files, is_read_only=lock is None)
+        self._unlogged = self._find_unlogged()
+
+    @classmethod
+    def open(
+        cls,
+        root: Path,
+        *,
+        files: Files | None = None,
+        monotonic_s: Callable[[], float] = time.monotonic,
+        reserve_bytes: int = RESERVE_BYTES,
+    ) -> Store:
+        """Open the store at ``root`` for this process alone, making it where there is none.
+
+        ``reserve_bytes``: disk space that uploads leave for everything else.
+        Raises StoreLocked, StoreFormat, StoreFull, StoreFailed.
+        """
+        files = files or Files()
+        lock = layout.claim(root, files)
+        try:
+            store = cls(root, files, lock, monotonic_s, reserve_bytes)
+            store._versions.sync_folders()
+            # A full disk does not stop the start: the next publish tries again.
+            with suppress(StoreFull, StoreFailed):
+                store._complete_log()
+        except BaseException:
+            lock.close()
+            raise
+        return store
+
+    @classmethod
+    def open_read_only(cls, root: Path) -> Store:
+        """Open a store to look at, also one that a server holds; every change raises."""
+        layout.check_format(root)
+        return cls(root, ReadOnlyFiles(), None, time.monotonic, 0)
+
+    def close(self) -> None:
+        """Give the store up; another server may open it."""
+        self.events.close()
+        if self._lock_file is not None:
+            self._lock_file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def object_size(self, digest: str) -> int | None:
+        """Return an object's size, None where it is not there (or damaged): then upload it.
+
+        Keeps the object from ``gc`` for the next 15 minutes.
+        """
+        return self._objects.size(digest)
+
+    def begin_upload(self, digest: str, size_bytes: int | None = None) -> Upload:
+        """Return a context manager that takes the bytes of an object.
+
+        ``size_bytes``: announced size, if known. Raises StoreFull before the disk's reserve is
+        touched. Several uploads of one digest at once all succeed.
+        """
+        return self._objects.begin_upload(digest, size_bytes)
+
+    def verify_objects(
+        self,
+        digests: Iterable[str],
+        *,
+        thorough: bool = False,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        """Raise Corrupt, naming it and what is wrong, for the first object that is not right.
+
+        Unless ``thorough``, objects untouched since this process last hashed them are skipped.
+        ``progress`` gets the bytes done so far; at the end that is the sum of all sizes.
+        """
+        self._objects.verify(digests, is_thorough=thorough, progress=progress)
+
+    def verify(self, progress: Callable[[int], None] | None = None) -> VerifyReport:
+        """Hash every object there is or should be, and read every record; changes nothing."""
+        present = self._objects.digests()
+        damaged = {f"{m}/{v}": reason for (m, v), reason in self._versions.damaged().items()}
+        objects = total_bytes = 0
+        for digest in sorted({*present, *self._versions.used_digests()}):
+            before = total_bytes
+
+            def report(count: int, before: int = before) -> None:
+                nonlocal total_bytes
+                total_bytes = before + count
+                if progress:
+                    progress(total_bytes)
+
+            try:
+                self._objects.verify([digest], is_thorough=True, progress=report)
+            except Corrupt as error:
+                if digest in present and not self._is_wanted(digest):
+                    continue  # gc dropped it while others were read
+                damaged[digest] = str(error)
+            objects += 1
+        return VerifyReport(objects, total_bytes, damaged)
+
+    def publish(
+        self, manifest: Manifest, meta_event: JsonObject | None = None
+    ) -> tuple[VersionRecord, bool]:
+        """Return the version of this manifest and whether it is new.
+
+        ``meta_event``: ``kind`` and, as known, ``who``, ``address``, ``reason`` of an event that
+        goes into ``events`` with the version; it is kept in the record first, so that no crash
+        loses it. None: no event. Raises MissingObjects; InvalidInput where a declared size is
+        wrong; StoreFull and StoreFailed, after which the version may be there: publish again.
+        """
+        if meta_event is not None:
+            parse_event({**meta_event, "seq": 1, "time": ""})
+        with self._objects.pinned(manifest.object_digests) as sizes:
+            record, is_new = self._versions.publish(manifest, sizes, meta_event)
+        self._objects.release(manifest.object_digests)
+        with self._log_lock:
+            if is_new and meta_event is not None:
+                self._unlogged.append((record, meta_event))
+        self._complete_log()
+        return record, is_new
+
+    def models(self) -> tuple[str, ...]:
+        """Return the names of the models that have a version, in order."""
+        return self._versions.models()
+
+    def versions(self, model: str) -> tuple[VersionRecord, ...]:
+        """Return a model's versions in numeric order, or raise NotFound."""
+        return self._versions.versions(model)
+
+    def version(self, model: str, version: int) -> VersionRecord:
+        """Return one version. Raises NotFound; Corrupt where its record is damaged."""
+        return self._versions.version(model, version)
+
+    def damaged_versions(self) -> Mapping[tuple[str, int], str]:
+        """Return the versions whose record cannot be read, with the reason."""
+        return self._versions.damaged()
+
+    def delete_version(self, model: str, version: int) -> None:
+        """Remove a version; its number is never given again, its objects go with ``gc``."""
+        self._versions.delete(model, version)
+
+    def gc(self, keep: frozenset[str] = frozenset()) -> GcReport:
+        """Drop the objects that no version uses; those uploaded or asked for lately stay.
+
+        ``keep``: further digests to spare. Safe at any moment. Raises Corrupt, and drops nothing,
+        while a version's record is unreadable: what that one uses cannot be known.
+        """
+        for (model, version), reason in self._versions.damaged().items():
+            if version:
+                raise Corrupt(f"gc is off while version {version} of model {model} is: {reason}")
+        objects, dropped_bytes = self._objects.collect(
+            lambda digest: digest in keep or self._versions.is_used(digest)
+        )
+        return GcReport(objects, dropped_bytes)
+
+    def usage(self) -> StoreUsage:
+        """Return counts and sizes, those of the disk included."""
+        objects, object_bytes = self._objects.totals()
+        with disk_errors("read the free space"):
+            free = self._files.free_bytes(self.root)
+            total = shutil.disk_usage(self.root).total
+        return StoreUsage(objects, object_bytes, free, total)
+
+    def read_document(self, name: str) -> JsonObject | None:
+        """Return a document, None where it was never written, or raise Corrupt."""
+        return read_document(self._document_path(name), f"document {name}")
+
+    def write_document(self, name: str, document: JsonObject) -> None:
+        """Replace a document, durably and as a whole.
+
+        After StoreFull or StoreFailed it is the old or the new one, and never a mix.
+        """
+        path = self._document_path(name)
+        with self._document_lock:
+            write_document(self._files, self._temporary_dir, path, document, f"document {name}")
+
+    def _is_wanted(self, digest: str) -> bool:
+        """Tell whether a missing or damaged object is a loss: a version needs it, or it shows."""
+        return self._versions.is_used(digest) or digest in self._objects.digests()
+
+    def _document_path(self, name: str) -> Path:
+        if not _DOCUMENT_NAME.fullmatch(name):
+            raise InvalidInput(
+                f"document name {shown(name)} is not allowed: use {_DOCUMENT_NAME.pattern}"
+            )
+        return self.root / layout.STATE_DIR / f"{name}.json"
+
+    def _find_unlogged(self) -> list[tuple[VersionRecord, JsonObject]]:
+        """Return the versions whose event a crash kept from the log, oldest first."""
+        missing = {
+            (record.model, record.version, record.published): (record, meta)
+            for model in self._versions.models()
+            for record in self._versions.versions(model)
+            if (meta := self._versions.event_of(record.model, record.version))
+        }
+        for event in self.events.scan() if missing else ():
+            missing.pop((event.model or "", event.version or 0, event.time), None)
+        return sorted(missing.values(), key=lambda entry: entry[0].published)
+
+    def _complete_log(self) -> None:
+        with self._log_lock:
+            while self._unlogged:
+                record, meta = self._unlogged[0]
+                self.events.append_if_missing(_publish_event(meta, record))
+                del self._unlogged[0]
+
+
+def _publish_event(meta: JsonObject, record: VersionRecord) -> Event:
+    """Return the event of a publish, which gets its number when it is appended."""
+    facts: JsonObject = {
+        "seq": 1,
+        "time": record.published,
+        "model": record.model,
+        "version": record.version,
+        "after": {"digest": record.digest},
+    }
+    return parse_event({**meta, **facts})

@@ -1,0 +1,387 @@
+"""What each call of the admin plane does between its request and its answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Final
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+
+from models.signature import parse_signature
+from registry.errors import InvalidInput, MissingObjects, NotFound, OverBudget
+from registry.ident import check_digest, check_version, shown
+from registry.manifest import Json, JsonObject, parse_manifest
+from registry.rollout import parse_split
+from serving.admin_request import (
+    actor_of,
+    alias_in,
+    chunks_in,
+    json_in,
+    model_in,
+    object_in,
+    reason_in,
+    version_in,
+    wait_in,
+    whole_in,
+)
+from serving.admin_views import AdminViews, route_json
+from serving.control_plane import ControlPlane
+from serving.errors import message_of, status_of
+from serving.http_common import json_response
+from serving.http_errors import Headers, retry_headers
+from serving.operations import SUCCEEDED, Operation
+from serving.settings import Settings
+
+UPLOAD_CHUNK_BYTES: Final = 1 << 20
+MAX_EVENTS: Final = 1000
+METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+_MAX_SEQ: Final = 2**53 - 1
+_PAGE: Final = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Ramrack</title>
+</head><body><h1>Ramrack</h1><p>This is the admin plane.</p><ul>
+<li><a href="/docs">API documentation</a></li><li><a href="/admin/v1/models">Models</a></li>
+<li><a href="/admin/v1/memory">Memory</a></li><li><a href="/admin/v1/workers">Workers</a></li>
+<li><a href="/admin/v1/events">Events</a></li><li><a href="/metrics">Metrics</a></li>
+</ul></body></html>
+"""
+
+
+class AdminCalls:
+    """One method a call; planned errors are raised and answered further out."""
+
+    def __init__(
+        self, control: ControlPlane, settings: Settings, render_metrics: Callable[[], bytes]
+    ) -> None:
+        self._control = control
+        self._views = AdminViews(control, settings)
+        self._render_metrics = render_metrics
+        self._body_timeout_s = settings.body_timeout_s
+
+    # Objects
+
+    async def head_blob(self, request: Request) -> Response:
+        """Say whether an object is there; it is then kept for the push under way."""
+        digest = check_digest(request.path_params["digest"])
+        size = await asyncio.to_thread(self._control.store.object_size, digest)
+        if size is None:
+            raise NotFound(f"object {digest} is not here: upload it")
+        return Response(status_code=200, headers={"content-length": str(size)})
+
+    async def put_blob(self, request: Request) -> Response:
+        """Store an object whose bytes hash to the digest in the path."""
+        digest = check_digest(request.path_params["digest"])
+        store = self._control.store
+        chunks = chunks_in(request, self._body_timeout_s, UPLOAD_CHUNK_BYTES)
+        async with aclosing(chunks):
+            try:
+                size = await asyncio.to_thread(store.object_size, digest)
+                if size is not None:
+                    # Read to the end: many clients look at the answer only after the last byte.
+                    async for _ in chunks:
+                        pass
+                    return json_response({"digest": digest, "bytes": size})
+                upload = await asyncio.to_thread(store.begin_upload, digest, _announced(request))
+                try:
+                    size = 0
+                    async for chunk in chunks:
+                        await _to_its_end(upload.write, chunk)
+                        size += len(chunk)
+                    await _to_its_end(upload.commit)
+                finally:
+                    await _to_its_end(upload.abort)
+            except ClientDisconnect as error:
+                raise InvalidInput(f"object {digest}: the client left before its end") from error
+        return json_response({"digest": digest, "bytes": size}, 201)
+
+    # Models and versions
+
+    async def list_models(self, _: Request) -> Response:
+        """List all models with their versions, aliases and routes."""
+        return json_response(self._views.models())
+
+    async def show_model(self, request: Request) -> Response:
+        """Show one model."""
+        return json_response(self._views.model(model_in(request)))
+
+    async def show_version(self, request: Request) -> Response:
+        """Show one version."""
+        return json_response(self._views.version(*version_in(request)))
+
+    async def publish_version(self, request: Request) -> Response:
+        """Publish a version: a manifest whose objects are all there."""
+        model = model_in(request)
+        manifest = parse_manifest(await json_in(request, self._body_timeout_s))
+        if manifest.model != model:
+            raise InvalidInput(
+                f"manifest: model {shown(manifest.model)} is not the {shown(model)} of the path"
+            )
+        parse_signature(manifest.signature)
+        try:
+            record, is_new = await self._control.publish(
+                manifest, actor_of(request), reason_in(request)
+            )
+        except MissingObjects as error:
+            missing: list[Json] = list(error.digests)
+            return json_response({"error": str(error), "missing": missing}, status_of(error))
+        return json_response(
+            {
+                "model": record.model,
+                "version": record.version,
+                "digest": record.digest,
+                "created": is_new,
+            },
+            201 if is_new else 200,
+        )
+
+    async def delete_version(self, request: Request) -> Response:
+        """Remove a version that is not loaded, routed or aliased; its number is never reused."""
+        model, version = version_in(request)
+        await self._control.delete(model, version, actor_of(request), reason_in(request))
+        return json_response({"model": model, "version": version})
+
+    async def load_version(self, request: Request) -> Response:
+        """Bring a version to READY in every worker."""
+        wait_s = wait_in(request)
+        await object_in(request, self._body_timeout_s, ())
+        operation = self._control.load(*version_in(request), actor_of(request), reason_in(request))
+        return await _operation_answer(operation, wait_s)
+
+    async def unload_version(self, request: Request) -> Response:
+        """Take a version out of memory; refused while a route or alias names it."""
+        wait_s = wait_in(request)
+        await object_in(request, self._body_timeout_s, ())
+        operation = self._control.unload(
+            *version_in(request), actor_of(request), reason_in(request)
+        )
+        return await _operation_answer(operation, wait_s)
+
+    async def plan_version(self, request: Request) -> Response:
+        """Say what a load would take; changes nothing."""
+        await object_in(request, self._body_timeout_s, ())
+        return json_response(self._control.plan(*version_in(request)).to_json())
+
+    async def show_operation(self, request: Request) -> Response:
+        """Show how far a load or unload is."""
+        return json_response(self._control.operations.get(request.path_params["id"]).to_json())
+
+    # Aliases and routes
+
+    async def set_alias(self, request: Request) -> Response:
+        """Let an alias name a READY version."""
+        model, alias = alias_in(request)
+        body = await object_in(request, self._body_timeout_s, ("version",))
+        version = check_version(body.get("version"))
+        entry, previous = await self._control.set_alias(
+            model, alias, version, actor_of(request), reason_in(request), _if_match(request)
+        )
+        document: JsonObject = {
+            "model": model, "alias": alias, "version": version, "previous": previous,
+        }  # fmt: skip
+        return json_response(document, headers=_etag(entry.etag))
+
+    async def delete_alias(self, request: Request) -> Response:
+        """Remove an alias; the version stays."""
+        model, alias = alias_in(request)
+        previous = await self._control.delete_alias(
+            model, alias, actor_of(request), reason_in(request), _if_match(request)
+        )
+        return json_response(
+            {"model": model, "alias": alias, "version": None, "previous": previous}
+        )
+
+    async def show_route(self, request: Request) -> Response:
+        """Show where requests without a version go."""
+        model = model_in(request)
+        route = self._control.route(model)
+        return json_response(route_json(model, route), headers=_etag(route.etag))
+
+    async def set_route(self, request: Request) -> Response:
+        """Send requests without a version to a READY version, or let them follow the latest."""
+        model = model_in(request)
+        body = await object_in(request, self._body_timeout_s, ("split", "latest", "shadow"))
+        route = await self._control.set_route(
+            model, _wanted_version(body), actor_of(request), reason_in(request), _if_match(request)
+        )
+        return json_response(route_json(model, route), headers=_etag(route.etag))
+
+    async def delete_route(self, request: Request) -> Response:
+        """Remove the route, so that its versions can be unloaded."""
+        model = model_in(request)
+        await self._control.delete_route(
+            model, actor_of(request), reason_in(request), _if_match(request)
+        )
+        return json_response({"model": model, "split": []})
+
+    async def show_history(self, request: Request) -> Response:
+        """List the routes that were, oldest first."""
+        history = self._control.route(model_in(request)).history
+        return json_response({"history": [change.to_json() for change in history]})
+
+    async def roll_back(self, request: Request) -> Response:
+        """Go back to the previous version, or to one that the route has been at."""
+        model = model_in(request)
+        body = await object_in(request, self._body_timeout_s, ("to",))
+        to = check_version(body["to"]) if "to" in body else None
+        route = await self._control.rollback(
+            model, to, actor_of(request), reason_in(request), _if_match(request)
+        )
+        return json_response(route_json(model, route), headers=_etag(route.etag))
+
+    # The server as a whole
+
+    async def list_events(self, request: Request) -> Response:
+        """List recorded changes after a number, oldest first."""
+        since = whole_in(request, "since", 0, 0, _MAX_SEQ)
+        limit = whole_in(request, "limit", 100, 1, MAX_EVENTS)
+        model = request.query_params.get("model")
+        events = await self._control.events(since, model, limit)
+        documents: list[Json] = [event.to_json() for event in events]
+        return json_response({"events": documents, "next": events[-1].seq if events else since})
+
+    async def show_memory(self, _: Request) -> Response:
+        """Show the memory ledger."""
+        return json_response(self._views.memory())
+
+    async def list_workers(self, _: Request) -> Response:
+        """List every worker slot."""
+        return json_response(self._views.workers())
+
+    async def collect_garbage(self, request: Request) -> Response:
+        """Drop objects that no version uses."""
+        await object_in(request, self._body_timeout_s, ())
+        report = await self._control.gc(actor_of(request), reason_in(request))
+        return json_response({"objects": report.objects, "bytes": report.bytes})
+
+    async def verify_store(self, request: Request) -> Response:
+        """Read every object and compare it with its digest; changes nothing."""
+        await object_in(request, self._body_timeout_s, ())
+        report = await self._control.verify()
+        damaged: list[Json] = [
+            {"digest": name, "reason": reason} for name, reason in report.damaged.items()
+        ]
+        return json_response({"objects": report.objects, "bytes": report.bytes, "damaged": damaged})
+
+    # What other programs look for
+
+    async def triton_index(self, request: Request) -> Response:
+        """List the states of all versions in Triton's form."""
+        body = await object_in(request, self._body_timeout_s, ("ready",))
+        is_ready_only = body.get("ready", False)
+        if not isinstance(is_ready_only, bool):
+            raise InvalidInput(f"body: ready {shown(is_ready_only)} must be true or false")
+        return json_response(self._views.repository_index(is_ready_only=is_ready_only))
+
+    async def triton_load(self, request: Request) -> Response:
+        """Load the highest version; answers when it is READY."""
+        model = model_in(request)
+        await self._triton_parameters(request)
+        version = max(self._control.writer.versions(model))
+        await _ended(self._control.load(model, version, actor_of(request), "repository load"))
+        return Response(status_code=200)
+
+    async def triton_unload(self, request: Request) -> Response:
+        """Unload all versions; refused while a route or alias names one of them."""
+        model = model_in(request)
+        await self._triton_parameters(request)
+        operations = self._control.unload_all(model, actor_of(request), "repository unload")
+        for operation in operations:
+            await _ended(operation)
+        return Response(status_code=200)
+
+    async def live(self, _: Request) -> Response:
+        """Say that the process answers."""
+        return json_response({"live": True})
+
+    async def ready(self, _: Request) -> Response:
+        """Say whether requests are served, and which versions FAILED."""
+        is_ready, body = self._views.readiness()
+        return json_response(body, 200 if is_ready else 503)
+
+    async def metrics(self, _: Request) -> Response:
+        """Return all metrics in Prometheus' text form."""
+        page = await asyncio.to_thread(self._render_metrics)
+        return PlainTextResponse(page, media_type=METRICS_TYPE)
+
+    async def page(self, _: Request) -> Response:
+        """Return a page for people, with links."""
+        return HTMLResponse(_PAGE)
+
+    async def _triton_parameters(self, request: Request) -> None:
+        body = await object_in(request, self._body_timeout_s, ("parameters",))
+        parameters = body.get("parameters", {})
+        if not isinstance(parameters, dict):
+            raise InvalidInput(f"body: parameters {shown(parameters)} must be an object")
+        for name in parameters:
+            if name != "unload_dependents":
+                raise InvalidInput(
+                    f"body: parameters.{name} is not supported: what a version is made of and how "
+                    "it is configured is fixed when it is pushed"
+                )
+
+
+async def _to_its_end(work: Callable[..., None], *arguments: bytes) -> None:
+    """Run blocking work in a thread, and even if cancelled return only when it has ended.
+
+    An upload that is given up while a thread still writes to it would write to a closed file.
+    """
+    task = asyncio.create_task(asyncio.to_thread(work, *arguments))
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
+
+
+async def _operation_answer(operation: Operation, wait_s: float | None) -> Response:
+    if wait_s is not None:
+        await operation.wait(wait_s)
+    if operation.is_running:
+        return json_response(operation.to_json(), 202)
+    if operation.state == SUCCEEDED or operation.error is None:
+        return json_response(operation.to_json())
+    return _failure(operation, operation.error)
+
+
+def _failure(operation: Operation, error: Exception) -> Response:
+    document: JsonObject = {"error": message_of(error), "operation": operation.to_json()}
+    if isinstance(error, OverBudget):
+        document["plan"] = dict(error.plan)  # type: ignore[arg-type]
+    return json_response(document, status_of(error), retry_headers(error))
+
+
+async def _ended(operation: Operation) -> None:
+    await operation.wait()
+    if operation.error is not None:
+        raise operation.error
+
+
+def _announced(request: Request) -> int | None:
+    text = request.headers.get("content-length")
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 18):
+        raise InvalidInput(f"content-length {shown(text)} must be an integer from 0")
+    return int(text)
+
+
+def _wanted_version(body: object) -> int | None:
+    """Return the version of a route body, None for the one that follows the latest."""
+    document = body if isinstance(body, dict) else {}
+    if document.get("shadow") not in (None, []):
+        raise InvalidInput("body: shadow is not supported by this release: leave it out")
+    latest = document.get("latest", False)
+    if not isinstance(latest, bool):
+        raise InvalidInput(f"body: latest {shown(latest)} must be true or false")
+    if latest == ("split" in document):
+        raise InvalidInput('body: give either split or "latest": true')
+    return None if latest else parse_split(document["split"], "body: split")
+
+
+def _if_match(request: Request) -> str | None:
+    return request.headers.get("if-match")
+
+
+def _etag(etag: str) -> Headers:
+    return [(b"etag", etag.encode("ascii"))]

@@ -1,0 +1,172 @@
+"""Reads what an admin call carries: JSON body, query, names in the path. Strict everywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import math
+from collections.abc import AsyncGenerator, Collection, Mapping
+from typing import Any, Final
+
+import orjson
+from starlette.requests import Request
+
+from registry.errors import InvalidInput
+from registry.ident import check_alias, check_model_name, parse_version, shown
+from serving.auth import Actor
+from serving.errors import PayloadTooLarge, RequestTooSlow, UnsupportedMedia
+
+MAX_BODY_BYTES: Final = 8 << 20
+MAX_WAIT_S: Final = 3600.0
+MAX_REASON_CHARS: Final = 1000
+
+
+def actor_of(request: Request) -> Actor:
+    """Return who sent the call; AdminGuard has found that out."""
+    actor: Actor = request.scope["state"]["actor"]
+    return actor
+
+
+def model_in(request: Request) -> str:
+    """Return the model named in the path, or raise InvalidInput."""
+    return check_model_name(request.path_params["model"])
+
+
+def version_in(request: Request) -> tuple[str, int]:
+    """Return model and version named in the path, or raise InvalidInput."""
+    return model_in(request), parse_version(request.path_params["version"])
+
+
+def alias_in(request: Request) -> tuple[str, str]:
+    """Return model and alias named in the path, or raise InvalidInput."""
+    return model_in(request), check_alias(request.path_params["alias"])
+
+
+def check_query(request: Request, allowed: Collection[str]) -> None:
+    """Raise InvalidInput for a query parameter that the call does not know, or that comes twice."""
+    seen: set[str] = set()
+    for key, _ in request.query_params.multi_items():
+        if key not in allowed:
+            raise InvalidInput(f"query: unknown parameter {shown(key)}{nearest(key, allowed)}")
+        if key in seen:
+            raise InvalidInput(f"query: parameter {shown(key)} stands twice")
+        seen.add(key)
+
+
+def reason_in(request: Request) -> str:
+    """Return the ``reason`` of a change, empty without one."""
+    reason = request.query_params.get("reason", "")
+    if len(reason) > MAX_REASON_CHARS:
+        raise InvalidInput(
+            f"query: reason has {len(reason)} characters, at most {MAX_REASON_CHARS} are allowed"
+        )
+    return reason
+
+
+def wait_in(request: Request) -> float | None:
+    """Return how many seconds the caller wants to wait for the end, None for not at all."""
+    text = request.query_params.get("wait")
+    if text is None:
+        return None
+    try:
+        wait_s = float(text)
+    except ValueError:
+        wait_s = math.nan
+    if not 0 <= wait_s <= MAX_WAIT_S:
+        raise InvalidInput(f"query: wait {shown(text)} must be seconds from 0 to {MAX_WAIT_S:g}")
+    return wait_s
+
+
+def whole_in(request: Request, key: str, default: int, low: int, high: int) -> int:
+    """Return a whole number of the query within bounds."""
+    text = request.query_params.get(key)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) <= 16 and low <= int(text) <= high):
+        raise InvalidInput(f"query: {key} {shown(text)} must be an integer from {low} to {high}")
+    return int(text)
+
+
+async def json_in(request: Request, timeout_s: float) -> Any:
+    """Return the decoded body, None if it is empty.
+
+    Raises UnsupportedMedia, PayloadTooLarge, RequestTooSlow or InvalidInput.
+    """
+    _check_media(request)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > MAX_BODY_BYTES:
+                    raise PayloadTooLarge(
+                        f"body is larger than the {MAX_BODY_BYTES} bytes an admin call may have"
+                    )
+    except TimeoutError as error:
+        raise RequestTooSlow(f"the body did not arrive within {timeout_s:g} s") from error
+    if not body:
+        return None
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidInput(f"body is not JSON: {error}") from error
+
+
+async def object_in(
+    request: Request, timeout_s: float, allowed: Collection[str]
+) -> Mapping[str, Any]:
+    """Return the body as an object with none but ``allowed`` fields; an empty body is ``{}``."""
+    document = await json_in(request, timeout_s)
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise InvalidInput(f"body: expected a JSON object, got {type(document).__name__}")
+    for key in document:
+        if key not in allowed:
+            raise InvalidInput(f"body: unknown field {shown(key)}{nearest(key, allowed)}")
+    return document
+
+
+async def chunks_in(
+    request: Request, timeout_s: float, size_bytes: int
+) -> AsyncGenerator[bytes, None]:
+    """Yield the body in pieces of about ``size_bytes``; each must arrive within the time."""
+    stream = request.stream().__aiter__()
+    piece = bytearray()
+    while True:
+        try:
+            async with asyncio.timeout(timeout_s):
+                chunk = await anext(stream, None)
+        except TimeoutError as error:
+            raise RequestTooSlow(f"no bytes of the body came for {timeout_s:g} s") from error
+        if chunk is None:
+            break
+        piece += chunk
+        if len(piece) >= size_bytes:
+            yield bytes(piece)
+            piece = bytearray()
+    if piece:
+        yield bytes(piece)
+
+
+def nearest(key: str, allowed: Collection[str]) -> str:
+    """Return a hint at the allowed name that was perhaps meant."""
+    near = difflib.get_close_matches(key, allowed, n=1)
+    if near:
+        return f": did you mean {near[0]!r}?"
+    names = ", ".join(sorted(allowed))
+    return f": use {names}" if names else ": none is known here"
+
+
+def _check_media(request: Request) -> None:
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise UnsupportedMedia(f"content-encoding {shown(encoding)}: send the body as it is")
+    media = request.headers.get("content-type")
+    if media is None:
+        return
+    kind = media.partition(";")[0].strip().lower()
+    if kind != "application/json" and not (
+        kind.startswith("application/") and kind.endswith("+json")
+    ):
+        raise UnsupportedMedia(f"content-type {shown(media)}: send application/json")

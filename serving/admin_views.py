@@ -1,0 +1,200 @@
+"""What the admin plane shows, as JSON: models, versions, routes, memory, workers, health."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from registry.desired import Key, ModelState
+from registry.lifecycle import State
+from registry.manifest import Json, JsonObject
+from registry.rollout import Route
+from registry.store import VersionRecord
+from serving.control_plane import ControlPlane
+from serving.ledger import VersionMemory
+from serving.settings import Settings
+
+# Triton has no word for a version that failed: its reason says so.
+TRITON_STATES: Final[Mapping[State, str]] = {
+    State.UNLOADED: "UNAVAILABLE",
+    State.LOADING: "LOADING",
+    State.READY: "READY",
+    State.DRAINING: "UNLOADING",
+    State.FAILED: "UNAVAILABLE",
+}
+SERVING_WORKER: Final = "serving"
+
+
+class AdminViews:
+    """Reads the control plane; changes nothing."""
+
+    def __init__(self, control: ControlPlane, settings: Settings) -> None:
+        self._control = control
+        self._settings = settings
+
+    def models(self) -> JsonObject:
+        """Return all models in order."""
+        memory = self._control.ledger.versions()
+        names = sorted(self._control.writer.records)
+        return {"models": [self._model(name, memory) for name in names]}
+
+    def model(self, name: str) -> JsonObject:
+        """Return one model, or raise NotFound."""
+        self._control.writer.versions(name)
+        return self._model(name, self._control.ledger.versions())
+
+    def version(self, name: str, version: int) -> JsonObject:
+        """Return one version, or raise NotFound."""
+        record = self._control.writer.record(name, version)
+        return self._version(record, self._control.ledger.versions())
+
+    def _model(self, name: str, memory: Mapping[Key, VersionMemory]) -> JsonObject:
+        model = self._control.model(name)
+        aliases: JsonObject = {a: entry.version for a, entry in sorted(model.aliases.items())}
+        records = self._control.writer.versions(name).values()
+        return {
+            "name": name,
+            "versions": [self._version(record, memory) for record in records],
+            "aliases": aliases,
+            "route": None if model.route is None else route_json(name, model.route),
+        }
+
+    def _version(self, record: VersionRecord, memory: Mapping[Key, VersionMemory]) -> JsonObject:
+        key = (record.model, record.version)
+        manifest = record.manifest
+        model = self._control.model(record.model)
+        state, reason = self._control.status(*key)
+        entry = model.loaded.get(record.version)
+        inspection = None
+        signature = manifest.signature
+        if entry is not None:
+            inspection = self._control.writer.inspection(key, entry.inspection)
+            signature = inspection.signature.to_json()
+        aliases: list[Json] = [a for a, named in sorted(model.aliases.items())
+                               if named.version == record.version]  # fmt: skip
+        return {
+            "model": record.model,
+            "version": record.version,
+            "state": state.value,
+            "reason": reason,
+            "digest": record.digest,
+            "published": record.published,
+            "created": manifest.created,
+            "meta": manifest.meta,
+            "source": manifest.source,
+            "signature": signature,
+            "runtime": manifest.runtime,
+            "parity": manifest.parity,
+            "aliases": aliases,
+            "traffic": _traffic(model, record.version),
+            "is_previous": model.route is not None and model.route.previous == record.version,
+            "memory": _memory_json(memory.get(key) or _at_rest(record)),
+            "load_s": self._control.loads.load_s.get(key),
+            "batching": None if inspection is None else {
+                "allowed": inspection.is_batchable, "reason": inspection.batch_reason,
+            },
+        }  # fmt: skip
+
+    def memory(self) -> JsonObject:
+        """Return the ledger: all that is reserved, in sum and by version."""
+        ledger = self._control.ledger
+        committed = ledger.committed_bytes()
+        versions: list[Json] = [
+            {"model": key[0], "version": key[1], **_memory_json(item)}
+            for key, item in ledger.versions().items()
+        ]
+        return {
+            "budget_bytes": ledger.budget_bytes,
+            "committed_bytes": committed,
+            "free_bytes": max(0, ledger.budget_bytes - committed),
+            "unreleased_bytes": ledger.unreleased_bytes(),
+            "versions": versions,
+        }
+
+    def workers(self) -> JsonObject:
+        """Return every worker slot."""
+        workers: list[Json] = [
+            {
+                "slot": worker.slot,
+                "pid": worker.pid,
+                "state": worker.state,
+                "generation": worker.generation,
+                "cpus": list(worker.cpus),
+                "restarts": worker.restarts,
+                "reason": worker.reason,
+                "memory_bytes": worker.memory_bytes,
+            }
+            for worker in self._control.workers()
+        ]
+        return {"workers": workers}
+
+    def repository_index(self, *, is_ready_only: bool) -> list[Json]:
+        """Return every version in Triton's form."""
+        index: list[Json] = []
+        for name in sorted(self._control.writer.records):
+            for version in self._control.writer.versions(name):
+                state, reason = self._control.status(name, version)
+                if is_ready_only and state is not State.READY:
+                    continue
+                index.append({
+                    "name": name,
+                    "version": str(version),
+                    "state": TRITON_STATES[state],
+                    "reason": "" if state is State.READY else f"{state}: {reason}",
+                })  # fmt: skip
+        return index
+
+    def readiness(self) -> tuple[bool, JsonObject]:
+        """Return whether the server is ready, and the body that says why not and what FAILED."""
+        failed: list[Json] = [
+            {"model": name, "version": version, "reason": reason}
+            for name, model in sorted(self._control.writer.state.models.items())
+            for version, reason in sorted(model.failed.items())
+        ]
+        reason = self._unready_reason(len(failed))
+        body: JsonObject = {"ready": not reason, "failed": failed}
+        if reason:
+            body["error"] = reason
+        return not reason, body
+
+    def _unready_reason(self, failed: int) -> str:
+        if not self._control.writer.is_restored:
+            return "what was loaded before the start is still being loaded again"
+        if not any(worker.state == SERVING_WORKER for worker in self._control.workers()):
+            return "no worker serves yet"
+        if failed and self._settings.ready_requires == "all":
+            return f"{failed} versions FAILED, and ready_requires is 'all'"
+        return ""
+
+
+def route_json(name: str, route: Route) -> JsonObject:
+    """Return a route as users see it."""
+    return {
+        "model": name,
+        "split": [{"version": route.version, "weight": 100}],
+        "shadow": [],
+        "latest": route.is_latest,
+        "previous": route.previous,
+        "etag": route.etag,
+    }
+
+
+def _traffic(model: ModelState, version: int) -> int:
+    return 100 if model.route is not None and model.route.version == version else 0
+
+
+def _at_rest(record: VersionRecord) -> VersionMemory:
+    return VersionMemory(record.disk_bytes, record.manifest.weight_bytes, 0, 0, 0)
+
+
+def _memory_json(memory: VersionMemory) -> JsonObject:
+    # Nothing locks or measures residency yet, and a made-up number would be worse than none.
+    return {
+        "disk_bytes": memory.disk_bytes,
+        "weight_bytes": memory.weight_bytes,
+        "unique_bytes": memory.unique_bytes,
+        "shared_bytes": memory.shared_bytes,
+        "private_bytes_per_worker": memory.private_bytes_per_worker,
+        "resident_bytes": None,
+        "locked_bytes": 0,
+    }

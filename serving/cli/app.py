@@ -1,0 +1,39 @@
+"""Puts the commands together. Modules are light: what is heavy is imported when it is used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from serving.cli import doctor, lifecycle, listing, predict, push, routing, serve, snippet, upkeep
+
+app = typer.Typer(
+    name="ramrack",
+    help="Serve many versions of machine-learning models from RAM, on CPUs.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("serve")(serve.serve)
+app.command("push")(push.push)
+app.command("ls")(listing.ls)
+app.command("ps")(listing.ps)
+app.command("load")(lifecycle.load)
+app.command("unload")(lifecycle.unload)
+app.command("plan")(lifecycle.plan)
+app.command("alias")(routing.alias)
+app.command("route")(routing.route)
+app.command("rollback")(routing.rollback)
+app.command("rm")(upkeep.rm)
+app.command("gc")(upkeep.gc)
+app.command("verify")(upkeep.verify)
+app.command("events")(upkeep.events)
+app.command("predict")(predict.predict)
+app.command("snippet")(snippet.snippet)
+app.command("doctor")(doctor.doctor)
+
+
+def command() -> Any:
+    """Return the command group as click sees it."""
+    return typer.main.get_command(app)

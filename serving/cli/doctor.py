@@ -1,0 +1,159 @@
+"""``ramrack doctor``: what the machine gives to a server, what is wrong and how to mend it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from serving.cli.options import ADMIN_URL_DEFAULT, AdminUrl, AsJson, admin_client
+from serving.cli.output import print_json, print_table, size_text
+from serving.client_errors import ClientError
+from serving.cores import plan_workers
+from serving.machine import Machine, read_machine
+
+GIB: Final = 1024**3
+_LOW_DISK_SHARE: Final = 0.15
+_LOW_FILES: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at. ``advice`` is empty where nothing is wrong."""
+
+    what: str
+    value: str
+    advice: str = ""
+    is_fault: bool = False
+
+
+def doctor(
+    *,
+    store: Annotated[
+        Path, typer.Option("--store", metavar="DIR", help="Folder of the store.")
+    ] = Path("ramrack-store"),
+    as_json: AsJson = False,
+    admin_url: AdminUrl = ADMIN_URL_DEFAULT,
+) -> int:
+    """Look at cores, memory, limits and disk; ends with 1 if a server could not run."""
+    machine = read_machine()
+    findings = [
+        *_platform(),
+        *_cores(machine),
+        *_memory(machine),
+        *_limits(),
+        _disk(store),
+        _server(admin_url),
+    ]
+    is_faulty = any(finding.is_fault for finding in findings)
+    if as_json:
+        print_json({"ok": not is_faulty, "findings": [asdict(finding) for finding in findings]})
+    else:
+        print_table(
+            ("what", "value", "advice"),
+            [(finding.what, finding.value, finding.advice or "ok") for finding in findings],
+        )
+    return 1 if is_faulty else 0
+
+
+def _platform() -> Iterator[Finding]:
+    is_linux = sys.platform == "linux"
+    yield Finding(
+        "system",
+        f"{sys.platform}, Python {sys.version.split()[0]}",
+        "" if is_linux else "the server runs on Linux only",
+        is_fault=not is_linux,
+    )
+    try:
+        # Read from the package's record: importing the runtime would take a second and threads.
+        yield Finding("onnxruntime", metadata.version("onnxruntime"))
+    except metadata.PackageNotFoundError:
+        yield Finding("onnxruntime", "missing", "pip install onnxruntime", is_fault=True)
+
+
+def _cores(machine: Machine) -> Iterator[Finding]:
+    quota = "no quota" if machine.quota_cores is None else f"quota {machine.quota_cores:g}"
+    advice = ""
+    if machine.quota_cores is not None and machine.quota_cores < 1:
+        advice = "less than one core: answers will stall; give the container at least 1 CPU"
+    yield Finding("cores", f"{machine.cores} by affinity, {quota}", advice)
+    plan = plan_workers(sorted(os.sched_getaffinity(0)), machine.usable_cores)
+    yield Finding("threads", f"{plan.workers} workers with {plan.threads} each")
+    is_set = os.environ.get("OMP_NUM_THREADS", "")
+    if is_set:
+        yield Finding("OMP_NUM_THREADS", is_set, "unset it: each worker sets its own")
+
+
+def _memory(machine: Machine) -> Iterator[Finding]:
+    limit = machine.memory_limit_bytes
+    by = "no cgroup limit" if limit is None else f"cgroup limit {size_text(limit)}"
+    yield Finding(
+        "memory",
+        f"{size_text(machine.memory_bytes)}, {size_text(machine.available_bytes)} free, {by}",
+        "" if machine.available_bytes >= GIB else "under 1 GiB free: end other programs",
+    )
+    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    is_unlimited = locked == resource.RLIM_INFINITY
+    yield Finding(
+        "memory lock limit",
+        "unlimited" if is_unlimited else size_text(locked),
+        "" if is_unlimited or locked >= machine.memory_bytes // 2
+        else "weights may be paged out under pressure: ulimit -l unlimited, systemd "
+        "LimitMEMLOCK=infinity, or docker --ulimit memlock=-1",
+    )  # fmt: skip
+    swap = _meminfo("SwapTotal:") - _meminfo("SwapFree:")
+    yield Finding(
+        "page cache",
+        f"{size_text(_meminfo('Cached:'))} cached, {size_text(swap)} swapped out",
+        "" if swap < GIB else "the machine swaps: lower memory_budget or add RAM",
+    )
+
+
+def _limits() -> Iterator[Finding]:
+    files, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield Finding(
+        "open files",
+        str(files),
+        "" if files >= _LOW_FILES
+        else f"each connection takes one: ulimit -n {min(65536, hard)}",
+    )  # fmt: skip
+
+
+def _disk(store: Path) -> Finding:
+    folder = store.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    usage = shutil.disk_usage(folder)
+    what = f"disk under {store}"
+    value = f"{size_text(usage.free)} free of {size_text(usage.total)}"
+    if not os.access(folder, os.W_OK):
+        return Finding(what, value, "not writable: choose another --store", is_fault=True)
+    is_low = usage.free < usage.total * _LOW_DISK_SHARE and usage.free < 50 * GIB
+    return Finding(what, value, "little is left: ramrack rm old versions, then ramrack gc"
+                   if is_low else "")  # fmt: skip
+
+
+def _server(admin_url: str) -> Finding:
+    try:
+        with admin_client(admin_url) as client:
+            workers = client.workers()
+    except ClientError as error:
+        return Finding("server", f"none at {admin_url}", str(error))
+    ill = [worker for worker in workers if worker.get("reason")]
+    advice = "; ".join(f"worker {worker['slot']}: {worker['reason']}" for worker in ill)
+    return Finding("server", f"{len(workers)} workers at {admin_url}", advice)
+
+
+def _meminfo(name: str) -> int:
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith(name):
+            return int(line.split()[1]) * 1024
+    return 0

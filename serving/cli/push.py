@@ -1,0 +1,175 @@
+"""``ramrack push``: converts on this side, sends what the server lacks, registers the version."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from registry.errors import InvalidInput
+from registry.ident import check_alias
+from serving.cli.options import ADMIN_URL_DEFAULT, AdminUrl, AsJson, Name, Reason, admin_client
+from serving.cli.output import bar, note, operation_progress, print_json, size_text, working
+
+if TYPE_CHECKING:
+    from models.package import Package
+    from registry.manifest import JsonObject
+    from serving.client import AdminClient
+    from serving.push import PushResult
+
+
+def push(
+    name: Name,
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", exists=True, help="File or folder of the model.")
+    ],
+    *,
+    format_name: Annotated[
+        str, typer.Option("--format", metavar="FORMAT", help="auto, onnx, lightgbm or sklearn.")
+    ] = "auto",
+    sample: Annotated[
+        Path | None,
+        typer.Option(
+            "--sample", metavar="FILE", exists=True,
+            help="Rows to compare with the native library: CSV, Parquet or .npy.",
+        ),
+    ] = None,
+    tolerance: Annotated[
+        float, typer.Option("--tolerance", min=0, help="Largest relative difference allowed.")
+    ] = 1e-5,
+    meta: Annotated[
+        list[str] | None,
+        typer.Option("--meta", metavar="KEY=VALUE", help="Kept with the version; may be repeated."),
+    ] = None,
+    is_loaded: Annotated[bool, typer.Option("--load", help="Load the version as well.")] = False,
+    alias: Annotated[
+        str, typer.Option("--alias", metavar="ALIAS", help="Let this name it (loads it first).")
+    ] = "",
+    is_promoted: Annotated[
+        bool, typer.Option("--promote", help="Send all traffic to it (loads it first).")
+    ] = False,
+    reason: Reason = "",
+    as_json: AsJson = False,
+    admin_url: AdminUrl = ADMIN_URL_DEFAULT,
+) -> None:  # fmt: skip
+    """Convert a model, check it against its own library, and send it to the server."""
+    metadata = _metadata(meta or ())
+    _check_format(format_name)
+    if alias:
+        _check_alias(alias)
+    with admin_client(admin_url) as client:
+        # Before a conversion of minutes, and with a clear reason if nobody is there.
+        client.workers()
+        package = _convert(name, path, format_name, sample, tolerance, metadata)
+        with bar(f"sending {name}") as shown:
+            result = _send(client, package, reason, shown.update)
+        if not as_json:
+            _print_result(package, result)
+        after = _after(client, result, reason, alias=alias, is_promoted=is_promoted,
+                       is_loaded=is_loaded)  # fmt: skip
+    if as_json:
+        print_json(dataclasses.asdict(result) | _sizes(package) | {
+            "parity": package.manifest.parity, **after})  # fmt: skip
+    else:
+        for line in after["done"]:
+            print(line)
+
+
+def _metadata(pairs: Sequence[str]) -> JsonObject:
+    metadata: JsonObject = {}
+    for pair in pairs:
+        key, mark, value = pair.partition("=")
+        if not mark or not key:
+            raise typer.BadParameter(f"--meta {pair!r}: use KEY=VALUE")
+        metadata[key] = value
+    return metadata
+
+
+def _check_format(name: str) -> None:
+    from models.convert.detect import FORMATS
+
+    if name not in FORMATS:
+        raise typer.BadParameter(f"--format {name!r} is not one of {', '.join(FORMATS)}")
+
+
+def _check_alias(alias: str) -> None:
+    try:
+        check_alias(alias)
+    except InvalidInput as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _convert(
+    name: str,
+    path: Path,
+    format_name: str,
+    sample: Path | None,
+    tolerance: float,
+    metadata: JsonObject,
+) -> Package:
+    from models.convert import ConvertOptions, convert, describes_pickle
+
+    if describes_pickle(path):
+        note(f"note: opening {path.name} runs code from that file; push only files you trust")
+    options = ConvertOptions(format=format_name, sample=sample, tolerance=tolerance, meta=metadata)
+    with working(f"converting {path.name}"):
+        return convert(name, path, options)
+
+
+def _send(client: AdminClient, package: Package, reason: str, progress: Any) -> PushResult:
+    from serving.push import push_package
+
+    return push_package(client, package, reason=reason, progress=progress)
+
+
+def _sizes(package: Package) -> dict[str, int]:
+    total = sum({source.digest: source.size_bytes for source in package.objects}.values())
+    return {"total_bytes": total, "weight_bytes": package.manifest.weight_bytes}
+
+
+def _print_result(package: Package, result: PushResult) -> None:
+    sizes = _sizes(package)
+    print(f"{result.model}: {size_text(sizes['total_bytes'])} in {len(package.objects)} objects, "
+          f"{size_text(result.bytes_sent)} sent, "
+          f"{size_text(result.bytes_saved)} were there already")  # fmt: skip
+    parity = package.manifest.parity
+    if parity:
+        print(f"parity with the native library: largest difference "
+              f"{_difference(parity)} on {parity.get('rows', '?')} rows")  # fmt: skip
+    was = "new version" if result.created else "the same content is there as version"
+    print(f"{was} {result.version} ({result.digest})")
+
+
+def _difference(parity: JsonObject) -> str:
+    value = parity.get("max_difference")
+    return f"{value:.3g}" if isinstance(value, int | float) else "not known"
+
+
+def _after(
+    client: AdminClient,
+    result: PushResult,
+    reason: str,
+    *,
+    alias: str,
+    is_promoted: bool,
+    is_loaded: bool,
+) -> dict[str, Any]:
+    name, version = result.model, result.version
+    done: list[str] = []
+    if is_loaded or alias or is_promoted:
+        with bar(f"loading {name}/{version}") as shown:
+            client.load(name, version, reason=reason, progress=operation_progress(shown))
+        done.append(f"{name}/{version} is READY")
+    if alias:
+        client.set_alias(name, alias, version, reason)
+        done.append(f"alias {alias} names it")
+    if is_promoted:
+        client.set_route(name, version, reason)
+    if done:
+        details = client.version(name, version)
+        done.append(f"it gets {details['traffic']} % of the traffic")
+        return {"state": details["state"], "traffic": details["traffic"], "done": done}
+    return {"done": done}

@@ -1,0 +1,154 @@
+"""``alias``, ``route`` and ``rollback``: which version answers."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from registry.errors import InvalidInput
+from registry.ident import check_alias
+from serving.cli.options import (
+    ADMIN_URL_DEFAULT,
+    AdminUrl,
+    AsJson,
+    Name,
+    Reason,
+    admin_client,
+    version_number,
+)
+from serving.cli.output import note, print_json, print_table
+
+
+def alias(
+    name: Name,
+    alias: Annotated[str, typer.Argument(metavar="[ALIAS]", help="The movable name.")] = "",
+    version: Annotated[
+        int | None,
+        typer.Argument(
+            metavar="[VERSION]", help="The version it names from now on.", parser=version_number
+        ),
+    ] = None,
+    *,
+    is_deleted: Annotated[bool, typer.Option("--delete", help="Remove the alias.")] = False,
+    reason: Reason = "",
+    as_json: AsJson = False,
+    admin_url: AdminUrl = ADMIN_URL_DEFAULT,
+) -> None:
+    """Show a model's aliases, or set or delete one."""
+    _check_alias_usage(alias, version, is_deleted=is_deleted)
+    with admin_client(admin_url) as client:
+        if not alias:
+            aliases = client.model(name)["aliases"]
+            if as_json:
+                print_json({"model": name, "aliases": aliases})
+            elif aliases:
+                print_table(("alias", "version"), sorted(aliases.items()))
+            else:
+                note(f"{name} has no aliases")
+            return
+        if version is None:
+            answer = client.delete_alias(name, alias, reason)
+        else:
+            answer = client.set_alias(name, alias, version, reason)
+    if as_json:
+        print_json(answer)
+    elif version is None:
+        print(f"{name}: alias {alias} is gone")
+    else:
+        print(f"{name}: alias {alias} names version {version}")
+
+
+def _check_alias_usage(alias: str, version: int | None, *, is_deleted: bool) -> None:
+    if is_deleted and (not alias or version is not None):
+        raise typer.BadParameter("--delete takes NAME and ALIAS only")
+    if alias and version is None and not is_deleted:
+        raise typer.BadParameter("give a VERSION for the alias, or --delete")
+    if alias:
+        try:
+            check_alias(alias)
+        except InvalidInput as error:
+            raise typer.BadParameter(str(error)) from error
+
+
+def route(
+    name: Name,
+    version: Annotated[
+        int | None,
+        typer.Argument(
+            metavar="[VERSION]",
+            help="The version that gets all traffic from now on.",
+            parser=version_number,
+        ),
+    ] = None,
+    *,
+    is_latest: Annotated[
+        bool, typer.Option("--latest", help="Follow the highest READY version.")
+    ] = False,
+    is_history: Annotated[
+        bool, typer.Option("--history", help="Show the routes that were.")
+    ] = False,
+    reason: Reason = "",
+    as_json: AsJson = False,
+    admin_url: AdminUrl = ADMIN_URL_DEFAULT,
+) -> None:
+    """Show where requests without a version go, or send them to a READY version."""
+    if (version is not None) + is_latest + is_history > 1:
+        raise typer.BadParameter("VERSION, --latest and --history exclude each other")
+    with admin_client(admin_url) as client:
+        if is_history:
+            _print_history(client.route_history(name), as_json=as_json)
+            return
+        if version is None and not is_latest:
+            answer = client.route(name)
+        else:
+            answer = client.set_route(name, version, reason)
+    _print_route(answer, as_json=as_json)
+
+
+def rollback(
+    name: Name,
+    *,
+    to: Annotated[
+        int | None,
+        typer.Option(
+            "--to", metavar="VERSION", help="Not the one before, but this.", parser=version_number
+        ),
+    ] = None,
+    reason: Reason = "",
+    as_json: AsJson = False,
+    admin_url: AdminUrl = ADMIN_URL_DEFAULT,
+) -> None:
+    """Restore the route before the present one."""
+    with admin_client(admin_url) as client:
+        answer = client.rollback(name, to, reason)
+    _print_route(answer, as_json=as_json)
+
+
+def _print_route(route: dict[str, object], *, as_json: bool) -> None:
+    if as_json:
+        print_json(route)
+        return
+    text = f"{route['model']}: {_split_text(route)}"
+    if route.get("previous"):
+        text += f"; before that version {route['previous']}"
+    print(text)
+
+
+def _print_history(history: list[dict[str, object]], *, as_json: bool) -> None:
+    if as_json:
+        print_json({"history": history})
+        return
+    rows = [(entry.get("time"), entry.get("who"), _split_text(entry), entry.get("reason"))
+            for entry in history]  # fmt: skip
+    print_table(("time", "who", "route", "reason"), rows)
+
+
+def _split_text(route: dict[str, object]) -> str:
+    split = route.get("split")
+    parts = [
+        f"version {part['version']} gets {part['weight']} %"
+        for part in (split if isinstance(split, list) else ())
+    ]
+    text = ", ".join(parts) or "no version gets traffic"
+    return text + (" (follows latest)" if route.get("latest") else "")

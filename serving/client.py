@@ -1,0 +1,275 @@
+"""Talks to a running server over HTTP, so that the command line and scripts need not.
+
+``AdminClient`` speaks the admin plane, ``DataClient`` the data plane. Both are synchronous and may
+be used from several threads. Every failure is a ClientError whose message a person can act on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Final, Self
+from urllib.parse import quote
+
+import httpx
+
+from serving.client_errors import ClientError
+from serving.client_http import READ_TIMEOUT_S, Document, Http, document_of
+
+DATA_URL: Final = "http://127.0.0.1:8080"
+ADMIN_URL: Final = "http://127.0.0.1:8081"
+# A load is first waited for inside its own request, so that a short one costs one round trip.
+FIRST_WAIT_S: Final = 1.0
+POLL_S: Final = 0.2
+
+
+class _Client:
+    def __init__(self, http: Http) -> None:
+        self.http = http
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.http.close()
+
+    def _get(self, path: str, **params: str | int) -> Document:
+        return document_of(self.http.call("GET", path, params=params or None))
+
+
+class AdminClient(_Client):
+    """The admin plane: what exists, what is loaded, where requests go."""
+
+    @classmethod
+    def connect(cls, url: str = ADMIN_URL, token: str = "") -> AdminClient:
+        """Return a client of the admin plane at ``url``; nothing is sent yet."""
+        return cls(Http(url, token, token_variable="RAMRACK_ADMIN_TOKEN"))  # noqa: S106 - a name
+
+    def models(self) -> list[Document]:
+        """Return all models with their versions, aliases and route."""
+        return _list(self._get("/admin/v1/models"), "models")
+
+    def model(self, name: str) -> Document:
+        """Return one model."""
+        return self._get(_model(name))
+
+    def version(self, name: str, version: int) -> Document:
+        """Return one version."""
+        return self._get(_version(name, version))
+
+    def has_object(self, digest: str) -> bool:
+        """Return whether the server holds the object; it then keeps it for the push under way."""
+        try:
+            self.http.call("HEAD", f"/admin/v1/blobs/{digest}")
+        except ClientError as error:
+            if error.status == 404:
+                return False
+            raise
+        return True
+
+    def put_object(
+        self, digest: str, size_bytes: int, chunks: Callable[[], Iterator[bytes]]
+    ) -> None:
+        """Upload one object."""
+        self.http.put_stream(f"/admin/v1/blobs/{digest}", chunks, size_bytes)
+
+    def register(self, name: str, manifest: Document, reason: str = "") -> Document:
+        """Register a manifest whose objects are all there; returns version, digest, created."""
+        return self._post(f"{_model(name)}/versions", manifest, reason)
+
+    def load(
+        self,
+        name: str,
+        version: int,
+        *,
+        reason: str = "",
+        timeout_s: float | None = None,
+        progress: Callable[[Document], None] | None = None,
+    ) -> Document:
+        """Load a version and wait until it is READY; returns the operation, or raises its reason.
+
+        ``timeout_s``: None waits as long as the server works on it.
+        """
+        return self._operate(f"{_version(name, version)}:load", reason, timeout_s, progress)
+
+    def unload(
+        self,
+        name: str,
+        version: int,
+        *,
+        reason: str = "",
+        timeout_s: float | None = None,
+        progress: Callable[[Document], None] | None = None,
+    ) -> Document:
+        """Unload a version and wait until its memory is given back; returns the operation."""
+        return self._operate(f"{_version(name, version)}:unload", reason, timeout_s, progress)
+
+    def plan(self, name: str, version: int) -> Document:
+        """Return what a load would need; changes nothing."""
+        return self._post(f"{_version(name, version)}:plan", {})
+
+    def set_alias(self, name: str, alias: str, version: int, reason: str = "") -> Document:
+        """Point an alias at a READY version."""
+        path = f"{_model(name)}/aliases/{quote(alias, safe='')}"
+        return document_of(
+            self.http.call("PUT", path, json={"version": version}, params=_reason(reason))
+        )
+
+    def delete_alias(self, name: str, alias: str, reason: str = "") -> Document:
+        """Remove an alias; the version stays."""
+        path = f"{_model(name)}/aliases/{quote(alias, safe='')}"
+        return document_of(self.http.call("DELETE", path, params=_reason(reason)))
+
+    def route(self, name: str) -> Document:
+        """Return where requests without a version go."""
+        return self._get(f"{_model(name)}/route")
+
+    def set_route(self, name: str, version: int | None, reason: str = "") -> Document:
+        """Send requests without a version to ``version``; None follows the highest READY one."""
+        body: Document = {"latest": True}
+        if version is not None:
+            body = {"split": [{"version": version, "weight": 100}]}
+        return document_of(
+            self.http.call("PUT", f"{_model(name)}/route", json=body, params=_reason(reason))
+        )
+
+    def route_history(self, name: str) -> list[Document]:
+        """Return the routes that were, oldest first."""
+        return _list(self._get(f"{_model(name)}/route/history"), "history")
+
+    def rollback(self, name: str, to: int | None = None, reason: str = "") -> Document:
+        """Restore the route before this one, or route to version ``to``."""
+        body: Document = {} if to is None else {"to": to}
+        return self._post(f"{_model(name)}/route:rollback", body, reason, read_timeout_s=None)
+
+    def delete_version(self, name: str, version: int, reason: str = "") -> Document:
+        """Remove a version that is not loaded, routed or aliased."""
+        return document_of(
+            self.http.call("DELETE", _version(name, version), params=_reason(reason))
+        )
+
+    def gc(self, reason: str = "") -> Document:
+        """Drop objects that no version uses; returns objects and bytes."""
+        return self._post("/admin/v1/gc", {}, reason, read_timeout_s=None)
+
+    def verify(self) -> Document:
+        """Read every object and compare it with its digest; returns what is damaged."""
+        return self._post("/admin/v1/verify", {}, read_timeout_s=None)
+
+    def events(self, since: int = 0, model: str = "", limit: int = 100) -> Document:
+        """Return recorded changes after number ``since``: events, next."""
+        params: dict[str, str | int] = {"since": since, "limit": limit}
+        if model:
+            params["model"] = model
+        return self._get("/admin/v1/events", **params)
+
+    def memory(self) -> Document:
+        """Return the memory ledger."""
+        return self._get("/admin/v1/memory")
+
+    def workers(self) -> list[Document]:
+        """Return every worker slot."""
+        return _list(self._get("/admin/v1/workers"), "workers")
+
+    def _operate(
+        self,
+        path: str,
+        reason: str,
+        timeout_s: float | None,
+        progress: Callable[[Document], None] | None,
+    ) -> Document:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        first = FIRST_WAIT_S if timeout_s is None else min(FIRST_WAIT_S, timeout_s)
+        operation = self._post(path, {}, reason, wait=first)
+        while operation.get("state") == "running":
+            if progress is not None:
+                progress(operation)
+            if deadline is not None and time.monotonic() >= deadline:
+                raise ClientError(
+                    f"still {operation.get('stage') or 'running'} after {timeout_s:g} s; it goes "
+                    f"on in the server as operation {operation['id']}"
+                )
+            time.sleep(POLL_S)
+            operation = self._get(f"/admin/v1/operations/{operation['id']}")
+        if operation.get("state") == "failed":
+            reason = operation.get("reason") or "the operation failed"
+            raise ClientError(reason, None, {"operation": operation})
+        if progress is not None:
+            progress(operation)
+        return operation
+
+    def _post(
+        self,
+        path: str,
+        body: Document,
+        reason: str = "",
+        *,
+        wait: float | None = None,
+        read_timeout_s: float | None = READ_TIMEOUT_S,
+    ) -> Document:
+        params: dict[str, str | float] = dict(_reason(reason))
+        if wait is not None:
+            params["wait"] = wait
+        # What reads the whole store or loads a version is bounded by the server, not by us.
+        timeout_s = 3600.0 if read_timeout_s is None else read_timeout_s
+        response = self.http.call("POST", path, json=body, params=params, read_timeout_s=timeout_s)
+        return document_of(response)
+
+
+class DataClient(_Client):
+    """The data plane: predictions and what is needed to make one."""
+
+    @classmethod
+    def connect(cls, url: str = DATA_URL, token: str = "") -> DataClient:
+        """Return a client of the data plane at ``url``; nothing is sent yet."""
+        return cls(Http(url, token, token_variable="RAMRACK_TOKEN"))  # noqa: S106 - a name
+
+    def metadata(self, name: str, selector: str = "") -> Document:
+        """Return inputs and outputs of a version; ``selector``: number, alias or the route."""
+        return self._get(_data_path(name, selector))
+
+    def statistics(self) -> list[Document]:
+        """Return the counts of every loaded version, summed over the workers."""
+        return _list(self._get("/v2/models/stats"), "model_stats")
+
+    def infer(self, name: str, selector: str, body: Document) -> httpx.Response:
+        """Predict in the V2 form."""
+        return self.http.call("POST", f"{_data_path(name, selector)}/infer", json=body)
+
+    def predict(self, name: str, selector: str, body: Document) -> httpx.Response:
+        """Predict in the V1 form: ``instances`` or ``inputs``."""
+        path = f"/v1/models/{quote(name, safe='')}"
+        if selector:
+            kind = "versions" if selector.isdigit() else "labels"
+            path += f"/{kind}/{quote(selector, safe='')}"
+        return self.http.call("POST", f"{path}:predict", json=body)
+
+
+def _list(document: Document, key: str) -> list[Document]:
+    value = document.get(key)
+    if not isinstance(value, list):
+        raise ClientError(f"the answer has no list {key!r}: is it a ramrack server?")
+    return value
+
+
+def _model(name: str) -> str:
+    return f"/admin/v1/models/{quote(name, safe='')}"
+
+
+def _version(name: str, version: int) -> str:
+    return f"{_model(name)}/versions/{version}"
+
+
+def _data_path(name: str, selector: str) -> str:
+    path = f"/v2/models/{quote(name, safe='')}"
+    return f"{path}/versions/{quote(selector, safe='')}" if selector else path
+
+
+def _reason(reason: str) -> dict[str, str]:
+    return {"reason": reason} if reason else {}

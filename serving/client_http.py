@@ -1,0 +1,153 @@
+"""One server's address: sends requests, repeats what may be repeated, words the errors."""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import httpx
+
+from serving.client_errors import ClientError, ServerUnreachable
+
+CONNECT_TIMEOUT_S: Final = 5.0
+READ_TIMEOUT_S: Final = 60.0
+TRIES: Final = 4
+PAUSES_S: Final = (0.1, 0.4, 1.6)
+
+Document = dict[str, Any]
+
+
+class Http:
+    """A server's address and the connections to it; may be used from several threads."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str = "",
+        *,
+        token_variable: str,
+        transport: httpx.BaseTransport | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self._token_variable = token_variable
+        self._sleep = sleep
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        try:
+            parsed = httpx.URL(self.url)
+            if parsed.scheme not in ("http", "https") or not parsed.host:
+                raise ClientError(f"{url!r} is no address of a server: use http://HOST:PORT")
+            self._client = httpx.Client(
+                base_url=self.url,
+                headers=headers,
+                timeout=httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
+                transport=transport,
+                # Reading the system's certificates takes 0.1 s; plain HTTP has no use for them.
+                verify=parsed.scheme == "https",
+                # A proxy from the environment must not stand between us and this machine.
+                trust_env=not _is_loopback(parsed.host),
+            )
+        except (httpx.InvalidURL, UnicodeEncodeError) as error:
+            raise ClientError(f"address {url!r} or its token is not allowed: {error}") from error
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._client.close()
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        json: object = None,
+        content: bytes | None = None,
+        params: Mapping[str, str | int | float] | None = None,
+        headers: Mapping[str, str] | None = None,
+        read_timeout_s: float = READ_TIMEOUT_S,
+    ) -> httpx.Response:
+        """Return the answer of a successful call, or raise ClientError.
+
+        What is safe to repeat (GET, HEAD, PUT, DELETE) is tried again after a broken connection;
+        a POST only where the connection was never made.
+        """
+        timeout = httpx.Timeout(read_timeout_s, connect=CONNECT_TIMEOUT_S)
+        for attempt in range(TRIES):
+            try:
+                response = self._client.request(
+                    method, path, json=json, content=content, params=params,
+                    headers=headers, timeout=timeout,
+                )  # fmt: skip
+            except httpx.TransportError as error:
+                is_repeatable = method != "POST" or isinstance(error, httpx.ConnectError)
+                self.pause_or_raise(attempt, error, is_repeatable=is_repeatable)
+            else:
+                return self.checked(response)
+        raise AssertionError  # pragma: no cover - the last attempt returned or raised
+
+    def put_stream(self, path: str, chunks: Callable[[], Iterator[bytes]], size_bytes: int) -> None:
+        """Upload ``chunks()``, ``size_bytes`` in all, anew after each broken connection."""
+        headers = {
+            "content-length": str(size_bytes),
+            "content-type": "application/octet-stream",
+        }
+        for attempt in range(TRIES):
+            try:
+                response = self._client.put(path, content=chunks(), headers=headers)
+            except httpx.TransportError as error:
+                self.pause_or_raise(attempt, error, is_repeatable=True)
+            else:
+                self.checked(response)
+                return
+
+    def pause_or_raise(
+        self, attempt: int, error: httpx.TransportError, *, is_repeatable: bool
+    ) -> None:
+        """Wait before the next attempt, or raise ServerUnreachable after the last one."""
+        # Nobody listens at all: a second attempt within seconds would only delay the advice.
+        is_refused = isinstance(error, httpx.ConnectError) and attempt >= 1
+        if not is_repeatable or is_refused or attempt + 1 >= TRIES:
+            raise self._unreachable(error) from error
+        self._sleep(PAUSES_S[min(attempt, len(PAUSES_S) - 1)])
+
+    def checked(self, response: httpx.Response) -> httpx.Response:
+        """Return a successful answer, or raise ClientError with the server's own words."""
+        if response.is_success:
+            return response
+        document = document_of(response)
+        message = document.get("error")
+        if not isinstance(message, str) or not message:
+            message = (
+                f"{self.url} answered {response.status_code} to "
+                f"{response.request.method} {response.request.url.path}: is it a ramrack server?"
+            )
+        if response.status_code == 401:
+            message += f" (give a token with {self._token_variable})"
+        raise ClientError(message, response.status_code, document)
+
+    def _unreachable(self, error: httpx.TransportError) -> ServerUnreachable:
+        if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+            return ServerUnreachable(
+                f"no server at {self.url}: start one with `ramrack serve`, or give its address"
+            )
+        reason = str(error) or type(error).__name__
+        return ServerUnreachable(f"the connection to {self.url} broke: {reason}")
+
+
+def document_of(response: httpx.Response) -> Document:
+    """Return the JSON object of an answer; an empty one where there is none."""
+    try:
+        document = response.json()
+    except ValueError:
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

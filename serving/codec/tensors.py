@@ -1,0 +1,207 @@
+"""Numbers and strings of a JSON document to exact arrays of a datatype.
+
+The whole list is converted at once where its types allow it; only a list that cannot be is walked
+element by element, to name the first that is wrong. What each datatype takes:
+
+- integers: JSON integers within the range, and numbers with a fraction or exponent only if they
+  are whole and below 2**53 (``1e3`` is 1000; from 2**53 a double may already have been rounded);
+- FP16, FP32, FP64: numbers, rounded to nearest; ``null`` is NaN; a finite number that would become
+  infinite is refused;
+- BOOL: ``true`` and ``false``, and the integers 1 and 0;
+- BYTES: strings; ``null`` only where the signature says what stands for a missing value.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Callable
+from itertools import chain
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from models.servable import Array, numpy_dtype
+from registry.errors import InvalidInput
+from registry.ident import shown
+from serving.codec.parse import kind_of, shown_json
+
+# Says where element ``i`` of a flat list stands in the request.
+Locate: TypeAlias = Callable[[int], str]
+
+EXACT_DOUBLE: Final = 2**53
+_PACK_CODES: Final = {"FP16": "e", "FP32": "f", "FP64": "d"}
+_NUMBER_TYPES: Final = frozenset({int, float, type(None)})
+_INT_TYPES: Final = frozenset({int})
+_BOOL_TYPES: Final = frozenset({bool})
+_STR_TYPES: Final = frozenset({str})
+_DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}|\d{1,2}[./]\d{1,2}[./]\d{2,4}|\d{1,2}:\d{2}")
+
+
+def from_flat(
+    values: list[Any], datatype: str, locate: Locate, missing: str | None = None
+) -> Array:
+    """Return a one-dimensional array of ``values``, exact or not at all.
+
+    ``missing``: the text that stands for ``null`` in BYTES; None refuses it.
+    Raises InvalidInput naming the first wrong element, its value and what is allowed.
+    """
+    kinds = set(map(type, values))
+    if datatype in _PACK_CODES:
+        if kinds <= _NUMBER_TYPES:
+            return _floats(values, type(None) in kinds, datatype, locate)
+    elif datatype == "BYTES":
+        return _strings(values, kinds, locate, missing)
+    elif datatype == "BOOL":
+        return _booleans(values, kinds, locate)
+    elif kinds <= _INT_TYPES:
+        try:
+            return np.array(values, dtype=numpy_dtype(datatype))
+        except OverflowError:
+            pass  # found and named below
+    elif kinds <= {int, float}:
+        return _whole_numbers(values, datatype, locate)
+    raise _first_misfit(values, datatype, locate)
+
+
+def flatten(data: object, shape: tuple[int, ...], where: str, max_nesting: int) -> list[Any]:
+    """Return the elements of ``data`` in row-major order; it is flat, or nested as ``shape`` is."""
+    if not shape and not isinstance(data, list | dict):
+        return [data]
+    if not isinstance(data, list):
+        raise InvalidInput(f"{where}: expected a list, got {kind_of(data)}")
+    if len(shape) < 2 or not data or type(data[0]) is not list:
+        return data
+    if len(shape) > max_nesting:
+        raise InvalidInput(f"{where}: nested {len(shape)} deep, at most {max_nesting} is allowed")
+    if len(data) != shape[0]:
+        raise InvalidInput(f"{where}: {len(data)} entries, but shape {list(shape)} says {shape[0]}")
+    level = data
+    for depth, size in enumerate(shape[1:], start=1):
+        for index, item in enumerate(level):
+            if type(item) is not list or len(item) != size:
+                found = f"{len(item)} entries" if isinstance(item, list) else kind_of(item)
+                raise InvalidInput(
+                    f"{where}: entry {index} at depth {depth} is {found}, "
+                    f"but shape {list(shape)} says a list of {size}"
+                )
+        level = list(chain.from_iterable(level))
+    return level
+
+
+def nested_shape(data: object, where: str, max_nesting: int) -> tuple[int, ...]:
+    """Return the shape that nested lists have by their first entries; ``flatten`` checks it."""
+    shape: list[int] = []
+    while isinstance(data, list):
+        if len(shape) == max_nesting:
+            raise InvalidInput(f"{where}: nested deeper than {max_nesting} is not allowed")
+        shape.append(len(data))
+        if not data:
+            break
+        data = data[0]
+    return tuple(shape)
+
+
+def _floats(values: list[Any], has_null: bool, datatype: str, locate: Locate) -> Array:
+    numbers = [math.nan if value is None else value for value in values] if has_null else values
+    code = _PACK_CODES[datatype]
+    try:
+        # Rounds to nearest as numpy does, in a quarter of the time for one row. "<" makes it raise
+        # where a number becomes infinite; the native order does not.
+        packed = struct.pack(f"<{len(numbers)}{code}", *numbers)
+    except (OverflowError, struct.error):
+        raise _overflow(numbers, datatype, locate) from None
+    return np.frombuffer(packed, dtype=numpy_dtype(datatype).newbyteorder("<"))
+
+
+def _overflow(numbers: list[Any], datatype: str, locate: Locate) -> InvalidInput:
+    index = next(i for i, number in enumerate(numbers) if not _is_packable(number, datatype))
+    largest = float(np.finfo(numpy_dtype(datatype)).max)
+    return InvalidInput(
+        f"{locate(index)}: {shown(numbers[index])} is too large for {datatype}, "
+        f"which ends at {largest:.6g}"
+    )
+
+
+def _is_packable(number: float, datatype: str) -> bool:
+    try:
+        struct.pack("<" + _PACK_CODES[datatype], number)
+    except (OverflowError, struct.error):
+        return False
+    return True
+
+
+def _whole_numbers(values: list[Any], datatype: str, locate: Locate) -> Array:
+    for index, value in enumerate(values):
+        if type(value) is float:
+            if not value.is_integer():
+                raise _misfit(value, datatype, locate(index))
+            if abs(value) >= EXACT_DOUBLE:
+                raise InvalidInput(
+                    f"{locate(index)}: {shown(value)} is outside what {datatype} takes exactly: "
+                    f"write it as an integer within {_range(datatype)}"
+                )
+    try:
+        return np.array([int(value) for value in values], dtype=numpy_dtype(datatype))
+    except OverflowError:
+        raise _first_misfit(values, datatype, locate) from None
+
+
+def _booleans(values: list[Any], kinds: set[type], locate: Locate) -> Array:
+    if not kinds <= _BOOL_TYPES:
+        for index, value in enumerate(values):
+            if type(value) is not bool and not (type(value) is int and value in (0, 1)):
+                raise _misfit(value, "BOOL", locate(index))
+    return np.array(values, dtype=np.bool_)
+
+
+def _strings(values: list[Any], kinds: set[type], locate: Locate, missing: str | None) -> Array:
+    if not kinds <= _STR_TYPES:
+        for index, value in enumerate(values):
+            if type(value) is not str and not (value is None and missing is not None):
+                raise _misfit(value, "BYTES", locate(index))
+        values = [missing if value is None else value for value in values]
+    result = np.empty(len(values), dtype=object)
+    result[:] = values
+    return result
+
+
+def _first_misfit(values: list[Any], datatype: str, locate: Locate) -> InvalidInput:
+    index = next((i for i, v in enumerate(values) if not _is_fitting(v, datatype)), 0)
+    return _misfit(values[index], datatype, locate(index))
+
+
+def _is_fitting(value: object, datatype: str) -> bool:
+    if datatype in _PACK_CODES:
+        return type(value) in _NUMBER_TYPES
+    if type(value) is float:
+        value = int(value) if math.isfinite(value) and value.is_integer() else None
+    info = np.iinfo(numpy_dtype(datatype))
+    return type(value) is int and info.min <= value <= info.max
+
+
+def _misfit(value: object, datatype: str, where: str) -> InvalidInput:
+    return InvalidInput(f"{where}: {shown_json(value)} is not allowed: {_allowed(value, datatype)}")
+
+
+def _allowed(value: object, datatype: str) -> str:
+    if datatype == "BYTES":
+        if value is None:
+            return "BYTES takes strings, and this input names no text for a missing value"
+        return "BYTES takes strings"
+    if datatype == "BOOL":
+        return "BOOL takes true, false, 1 or 0"
+    if isinstance(value, str) and _DATE.search(value):
+        return (
+            f"{datatype} takes numbers: send a date or time as the number that the model was "
+            "trained with, such as days since 1970-01-01"
+        )
+    if datatype in _PACK_CODES:
+        return f"{datatype} takes numbers, and null for a missing one"
+    return f"{datatype} takes integers within {_range(datatype)}"
+
+
+def _range(datatype: str) -> str:
+    info = np.iinfo(numpy_dtype(datatype))
+    return f"{info.min}..{info.max}"

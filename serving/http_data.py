@@ -1,0 +1,243 @@
+"""The data plane's HTTP application: every path of it, on FastAPI, without middleware that copies.
+
+Handlers only find out what is asked and hand bytes to ``DataPlane``; that one decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, TypeAlias
+
+import orjson
+from fastapi import FastAPI, Request
+from starlette.convertors import StringConvertor, register_url_convertor
+from starlette.responses import Response
+from starlette.types import Receive
+
+from registry.errors import InvalidInput, NotFound, NotReady
+from registry.ident import check_model_name, parse_selector, parse_version, shown
+from registry.serving_map import ModelView, VersionView
+from serving import model_views
+from serving.data_docs import DATA_SCHEMAS, PARAMETERS, ROUTES, RouteDoc
+from serving.data_plane import Answer, DataPlane, RequestHead, ServedVersion
+from serving.errors import Cancelled, ServingError
+from serving.http_body import BodyReader
+from serving.http_common import (
+    VERSION,
+    RawResponse,
+    install_docs,
+    install_errors,
+    json_response,
+)
+from serving.openapi import install_openapi, path_parameters
+from serving.settings import Settings
+
+EXTENSIONS: Final = (
+    "binary_tensor_data",
+    "classification",
+    "model_configuration",
+    "parameters",
+    "statistics",
+)
+
+Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
+View: TypeAlias = VersionView[ServedVersion]
+
+
+class _Segment(StringConvertor):
+    """One path segment without a colon, so that ``M:predict`` never reads as a model's name."""
+
+    regex = "[^/:]+"
+
+
+def create_data_app(data_plane: DataPlane, settings: Settings) -> FastAPI:
+    """Return the application that serves ``data_plane``; it runs under any ASGI server."""
+    register_url_convertor("segment", _Segment())
+    app = FastAPI(
+        title="Ramrack data plane",
+        version=VERSION,
+        description="Open Inference Protocol V2, V1 rows for tables, and health.",
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    routes = _Routes(data_plane, settings)
+    for doc in ROUTES:
+        _add_route(app, doc, getattr(routes, doc.handler))
+    install_docs(app)
+    install_errors(app)
+    install_openapi(app, DATA_SCHEMAS)
+    return app
+
+
+def _add_route(app: FastAPI, doc: RouteDoc, handler: Handler) -> None:
+    extra: dict[str, Any] = {"parameters": [*path_parameters(doc.path, PARAMETERS), *doc.headers]}
+    if doc.body is not None:
+        extra["requestBody"] = doc.body
+    app.add_api_route(
+        doc.path,
+        handler,
+        methods=[doc.method],
+        name=doc.operation,
+        operation_id=doc.operation,
+        summary=doc.summary,
+        tags=[doc.tag],
+        responses=doc.responses,
+        response_class=Response,
+        response_model=None,
+        openapi_extra=extra,
+    )
+
+
+class _Routes:
+    """The handlers. Paths and documentation are in ``data_docs.ROUTES``."""
+
+    def __init__(self, data_plane: DataPlane, settings: Settings) -> None:
+        self._plane = data_plane
+        self._settings = settings
+        self._bodies = BodyReader(settings)
+
+    async def server(self, _: Request) -> Response:
+        document = {"name": "ramrack", "version": VERSION, "extensions": list(EXTENSIONS)}
+        return json_response(document)
+
+    async def live(self, _: Request) -> Response:
+        return json_response({"live": True})
+
+    async def ready(self, _: Request) -> Response:
+        snapshot = self._plane.serving_map.snapshot
+        failed = model_views.failed(snapshot)
+        reason = ""
+        if not snapshot.is_restored:
+            reason = "the versions that were loaded before the start are being restored"
+        elif failed and self._settings.ready_requires == "all":
+            reason = f"{len(failed)} versions FAILED and ready_requires is 'all'"
+        if reason:
+            return json_response({"error": reason, "ready": False, "failed": failed}, 503)
+        return json_response({"ready": True, "failed": failed})
+
+    async def models(self, _: Request) -> Response:
+        return json_response({"models": sorted(self._plane.serving_map.snapshot.models)})
+
+    async def metadata(self, request: Request) -> Response:
+        view = self._view_that_answers(request)
+        return json_response(model_views.metadata(self._model(request), view))
+
+    async def config(self, request: Request) -> Response:
+        return json_response(model_views.config(self._view_that_answers(request)))
+
+    async def model_ready(self, request: Request) -> Response:
+        view = self._view_that_answers(request)
+        return json_response({"name": view.model, "ready": True})
+
+    async def all_stats(self, _: Request) -> Response:
+        models = self._plane.serving_map.snapshot.models
+        return self._stats([view for model in models.values() for view in _answering(model)])
+
+    async def model_stats(self, request: Request) -> Response:
+        if "version" in request.path_params:
+            return self._stats([self._view(request)])
+        return self._stats(_answering(self._model(request)))
+
+    async def index(self, request: Request) -> Response:
+        async with self._bodies.read(request.scope["headers"], request.receive) as body:
+            is_only_ready = _wants_ready(body)
+        snapshot = self._plane.serving_map.snapshot
+        return json_response(model_views.index(snapshot, is_only_ready=is_only_ready))
+
+    async def v1_status(self, request: Request) -> Response:
+        return json_response(model_views.v1_status(self._model(request)))
+
+    async def infer(self, request: Request) -> Response:
+        return await self._predicted(request, self._plane.infer_v2)
+
+    async def predict(self, request: Request) -> Response:
+        return await self._predicted(request, self._plane.predict_v1)
+
+    async def _predicted(
+        self,
+        request: Request,
+        compute: Callable[[str, int | str | None, RequestHead, bytes], Coroutine[Any, Any, Answer]],
+    ) -> Response:
+        head = RequestHead.of(request.scope["headers"], request.scope["state"]["request_id"])
+        try:
+            model, selector = request.path_params["model"], _selector(request)
+            headers, receive = request.scope["headers"], request.receive
+            async with self._bodies.read(headers, receive) as body:
+                answer = await _unless_gone(receive, compute(model, selector, head, body))
+        except (InvalidInput, ServingError) as error:
+            answer = self._plane.refused(error, head)
+        return RawResponse(answer.status, answer.headers, answer.body)
+
+    def _model(self, request: Request) -> ModelView[ServedVersion]:
+        name = check_model_name(request.path_params["model"])
+        model = self._plane.serving_map.snapshot.models.get(name)
+        if model is None:
+            raise NotFound(f"model {shown(name)} is not known")
+        return model
+
+    def _view(self, request: Request) -> View:
+        name = check_model_name(request.path_params["model"])
+        return self._plane.serving_map.find(name, _selector(request))
+
+    def _view_that_answers(self, request: Request) -> View:
+        view = self._view(request)
+        if not model_views.is_ready(view):
+            raise NotReady(
+                f"model {shown(view.model)} version {view.version} is {view.state}: {view.reason}"
+            )
+        return view
+
+    def _stats(self, views: list[View]) -> Response:
+        stats = [self._plane.statistics(view.model, view.version) for view in views]
+        return json_response({"model_stats": stats})
+
+
+def _answering(model: ModelView[ServedVersion]) -> list[View]:
+    return [view for _, view in sorted(model.versions.items()) if model_views.is_ready(view)]
+
+
+def _selector(request: Request) -> int | str | None:
+    parameters = request.path_params
+    if "number" in parameters:
+        return parse_version(parameters["number"])
+    if "alias" in parameters:
+        alias = parse_selector(parameters["alias"])
+        if isinstance(alias, int):
+            raise InvalidInput(f"alias {alias} is a number: use /versions/{alias}")
+        return alias
+    return parse_selector(parameters["version"]) if "version" in parameters else None
+
+
+def _wants_ready(body: bytes) -> bool:
+    if not body.strip():
+        return False
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidInput(f"body: not valid JSON: {error}") from error
+    ready = document.get("ready", False) if isinstance(document, dict) else None
+    if not isinstance(ready, bool):
+        raise InvalidInput('body: expected nothing, or {"ready": true or false}')
+    return ready
+
+
+async def _unless_gone(receive: Receive, answer: Coroutine[Any, Any, Answer]) -> Answer:
+    """Return the answer, or raise Cancelled when the client leaves first: its work is dropped."""
+    work = asyncio.create_task(answer, name="answer")
+    gone = asyncio.create_task(_disconnected(receive), name="disconnect")
+    try:
+        await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise Cancelled("the client left before its answer was ready")
+        return work.result()
+    finally:
+        work.cancel()
+        gone.cancel()
+        await asyncio.wait((work, gone))
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,39 @@
+"""The one form of all errors on the wire, and request ids, for every HTTP front; no framework."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final, TypeAlias
+
+from serving.errors import QueueFull
+
+Headers: TypeAlias = list[tuple[bytes, bytes]]
+REQUEST_ID: Final = b"x-request-id"
+JSON_TYPE: Final = (b"content-type", b"application/json")
+_SANE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+
+
+def request_id_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """Return the id a client sent, if it is at most 128 visible ASCII characters; else a new one.
+
+    Anything else could not be sent back or searched for in a log.
+    """
+    for name, value in headers:
+        if name == REQUEST_ID and _SANE_ID.fullmatch(value):
+            return value.decode("ascii")
+    return os.urandom(16).hex()
+
+
+def error_body(message: str, more: Mapping[str, object] | None = None) -> bytes:
+    """Return the one form of all errors, ``{"error": message}``; ASCII, so that nothing fails."""
+    return json.dumps({"error": message, **(more or {})}, separators=(",", ":")).encode("ascii")
+
+
+def retry_headers(error: BaseException) -> Headers:
+    """Return the Retry-After header where the error knows when to come back."""
+    if isinstance(error, QueueFull):
+        return [(b"retry-after", str(error.retry_after_s).encode("ascii"))]
+    return []

@@ -1,0 +1,129 @@
+"""Pushes a package: uploads in parallel what the server lacks, then registers the version."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from models.package import ObjectSource, Package
+from serving.client import AdminClient
+from serving.client_errors import ClientError
+
+UPLOADS_AT_ONCE: Final = 4
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class PushResult:
+    """What a push did. ``created`` is False where the version was there already."""
+
+    model: str
+    version: int
+    digest: str
+    created: bool
+    objects_sent: int
+    bytes_sent: int
+    bytes_saved: int
+
+
+class _Progress:
+    """Counts bytes from several threads; an upload that starts anew is taken back first."""
+
+    def __init__(self, report: Callable[[int, int], None] | None, total_bytes: int) -> None:
+        self._report = report
+        self._total_bytes = total_bytes
+        self._sent_bytes = 0
+        self._lock = threading.Lock()
+
+    def add(self, size_bytes: int) -> None:
+        with self._lock:
+            self._sent_bytes += size_bytes
+            if self._report is not None:
+                self._report(self._sent_bytes, self._total_bytes)
+
+
+def push_package(
+    client: AdminClient,
+    package: Package,
+    *,
+    reason: str = "",
+    progress: Callable[[int, int], None] | None = None,
+) -> PushResult:
+    """Upload and register ``package``; no object is ever held in memory as a whole.
+
+    ``progress(bytes_sent, bytes_to_send)`` is called from the uploading threads, one at a time.
+    """
+    sources = {source.digest: source for source in package.objects}
+    missing = _absent(client, list(sources.values()))
+    _upload(client, missing, progress)
+    sent = {source.digest for source in missing}
+    manifest = package.manifest
+    try:
+        answer = client.register(manifest.model, manifest.to_json(), reason)
+    except ClientError as error:
+        # A clean-up on the server may have taken an object between our question and this call.
+        again = [sources[d] for d in error.document.get("missing", ()) if d in sources]
+        if error.status != 409 or not again:
+            raise
+        _upload(client, again, progress)
+        sent |= {source.digest for source in again}
+        answer = client.register(manifest.model, manifest.to_json(), reason)
+    bytes_sent = sum(sources[digest].size_bytes for digest in sent)
+    return PushResult(
+        model=manifest.model,
+        version=answer["version"],
+        digest=answer["digest"],
+        created=bool(answer["created"]),
+        objects_sent=len(sent),
+        bytes_sent=bytes_sent,
+        bytes_saved=sum(source.size_bytes for source in sources.values()) - bytes_sent,
+    )
+
+
+def _absent(client: AdminClient, sources: Sequence[ObjectSource]) -> list[ObjectSource]:
+    held = _in_parallel(lambda source: client.has_object(source.digest), sources)
+    return [source for source, is_held in zip(sources, held, strict=True) if not is_held]
+
+
+def _upload(
+    client: AdminClient,
+    sources: Sequence[ObjectSource],
+    report: Callable[[int, int], None] | None,
+) -> None:
+    progress = _Progress(report, sum(source.size_bytes for source in sources))
+    stop = threading.Event()
+
+    def send(source: ObjectSource) -> None:
+        sent_bytes = 0
+
+        def chunks() -> Iterator[bytes]:
+            nonlocal sent_bytes
+            progress.add(-sent_bytes)
+            sent_bytes = 0
+            for chunk in source.chunks():
+                if stop.is_set():
+                    raise ClientError("the upload was stopped")
+                yield chunk
+                sent_bytes += len(chunk)
+                progress.add(len(chunk))
+
+        client.put_object(source.digest, source.size_bytes, chunks)
+
+    try:
+        # Large ones first, so that the last upload does not run alone for long.
+        _in_parallel(send, sorted(sources, key=lambda source: -source.size_bytes))
+    finally:
+        stop.set()
+
+
+def _in_parallel(work: Callable[[ObjectSource], T], sources: Sequence[ObjectSource]) -> list[T]:
+    executor = ThreadPoolExecutor(UPLOADS_AT_ONCE, thread_name_prefix="upload")
+    try:
+        futures: list[Future[T]] = [executor.submit(work, source) for source in sources]
+        return [future.result() for future in futures]
+    finally:
+        # On a failure or Ctrl-C nothing that waits is begun, and nobody waits for what runs.
+        executor.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,126 @@
+"""One worker slot as the supervisor keeps it: what its worker said last, and whether it is due."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from serving import messages
+from serving.fleet import VersionKey, VersionReport, WorkerInfo
+from serving.wire import Frame, WireError
+from serving.worker_process import WorkerProcess
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Bounds of a worker's life, in seconds.
+
+    ``max_failed_starts``: deaths before a worker is ready, in every slot, that end the server.
+    ``exit_grace_s``: between the wire's end and the process's, where only the interpreter's own
+    shutdown is left.
+    """
+
+    heartbeat_timeout_s: float = 5.0
+    start_timeout_s: float = 60.0
+    load_timeout_s: float = 600.0
+    backoff_first_s: float = 0.1
+    backoff_max_s: float = 10.0
+    max_failed_starts: int = 5
+    exit_grace_s: float = 5.0
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """State that outlives workers (listener, restarts, reason) and that of the present one.
+
+    ``blamed``: versions that the last death is held against, until a worker listens here again.
+    """
+
+    index: int
+    listener: socket.socket
+    cpus: tuple[int, ...]
+    process: WorkerProcess | None = None
+    state: str = "starting"
+    reason: str = ""
+    restarts: int = 0
+    failed_starts: int = 0
+    blamed: frozenset[VersionKey] = frozenset()
+    target_changed: asyncio.Event = field(default_factory=asyncio.Event)
+    generation: int = 0
+    reports: Mapping[VersionKey, VersionReport] = field(default_factory=dict)
+    memory_bytes: int = 0
+    is_ready: bool = False
+    is_listening: bool = False
+    started_at: float = 0.0
+    beat_at: float = 0.0
+    loading: VersionKey | None = None
+    loading_at: float = 0.0
+    kill_reason: str = ""
+    fatal_reason: str = ""
+
+    def begin_life(self, now: float) -> None:
+        """Forget the former worker: a new one holds nothing yet."""
+        self.state, self.started_at, self.beat_at = "starting", now, now
+        self.generation, self.reports, self.memory_bytes = 0, {}, 0
+        self.is_ready = self.is_listening = False
+        self.loading, self.kill_reason, self.fatal_reason = None, "", ""
+
+    def take(self, frame: Frame, now: float) -> None:
+        """Note what the worker says. Raises WireError, KeyError, TypeError or ValueError."""
+        self.beat_at = now
+        body = frame.body
+        if frame.type == messages.HEARTBEAT:
+            self.memory_bytes = int(body["memory_bytes"])
+            if stuck := body["stuck"]:
+                self.kill_reason = f"a run of {stuck} could not be ended"
+        elif frame.type == messages.READY:
+            self.is_ready, self.failed_starts = True, 0
+        elif frame.type == messages.LISTENING:
+            self.state, self.is_listening, self.blamed = "serving", True, frozenset()
+        elif frame.type == messages.LOADING:
+            self.loading = (str(body["model"]), int(body["version"])) if body else None
+            self.loading_at = now
+        elif frame.type == messages.REPORT:
+            report = messages.parse_report(body)
+            self.generation, self.reports = report.generation, report.versions
+        elif frame.type == messages.FATAL:
+            self.fatal_reason = str(body["reason"])
+        else:
+            raise WireError(f"frame of unknown type {frame.type!r}")
+
+    def overdue(self, now: float, limits: Timings) -> str:
+        """Return why the worker has to be killed, or nothing."""
+        if self.kill_reason:
+            return self.kill_reason
+        if not self.is_ready:
+            late = now - self.started_at > limits.start_timeout_s
+            return f"was not ready after {limits.start_timeout_s:g} s" if late else ""
+        if now - self.beat_at > limits.heartbeat_timeout_s:
+            return f"gave no sign of life for {limits.heartbeat_timeout_s:g} s"
+        if self.loading is not None and now - self.loading_at > limits.load_timeout_s:
+            model, version = self.loading
+            return f"loaded {model}/{version} for more than {limits.load_timeout_s:g} s"
+        return ""
+
+    def restart_label(self, code: int) -> str:
+        """Return why a worker was replaced, as one of a few words for the metrics."""
+        if self.kill_reason:
+            return "hung"
+        if not self.is_ready:
+            return "start"
+        return "signal" if code < 0 else "exit"
+
+    def info(self) -> WorkerInfo:
+        """Return the slot as people see it."""
+        return WorkerInfo(
+            slot=self.index,
+            pid=self.process.pid if self.process is not None else None,
+            state=self.state,
+            generation=self.generation,
+            cpus=self.cpus,
+            restarts=self.restarts,
+            reason=self.reason,
+            memory_bytes=self.memory_bytes,
+        )

@@ -1,0 +1,321 @@
+"""The one writer of the desired state: persist, record, publish, in this order, one at a time.
+
+The state document holds the event of its last change, so state and record cannot part: what a
+crash kept out of the event log is completed from the document at the next start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from models.servable import Inspection, parse_inspection
+from registry import desired
+from registry.desired import DesiredState, Key, ModelState
+from registry.errors import NotFound, RegistryError
+from registry.events import Event, parse_event, utc_now
+from registry.ident import check_model_name, shown
+from registry.lifecycle import State
+from registry.manifest import Json, JsonObject, Manifest
+from registry.rollout import Stamp
+from registry.store import Store, VersionRecord
+from serving.auth import Actor
+from serving.fleet import Fleet
+from serving.target import CatalogEntry, Target, TargetVersion
+
+DOCUMENT: Final = "state"
+MAX_REASON_CHARS: Final = 1000
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What the event of a change says: what happened, to what, who wanted it and why."""
+
+    kind: str
+    model: str | None
+    version: int | None
+    actor: Actor
+    reason: str = ""
+
+
+class StateWriter:
+    """Holds the desired state; everything that changes it goes through here.
+
+    Event-loop thread only. ``restoring``: wanted versions that a start has not brought back yet;
+    ``warming``: those that are being brought back; ``draining``: versions leaving the workers,
+    with the generation that took them out. The three are of this process and not persisted.
+    """
+
+    def __init__(self, store: Store, fleet: Fleet) -> None:
+        self.store = store
+        self.fleet = fleet
+        self.state = DesiredState()
+        self.records: dict[str, dict[int, VersionRecord]] = {}
+        self.restoring: set[Key] = set()
+        self.warming: set[Key] = set()
+        self.draining: dict[Key, int] = {}
+        self.is_restored = False
+        self._lock = asyncio.Lock()
+        self._commits: set[asyncio.Task[Any]] = set()
+        self._inspections: dict[Key, tuple[JsonObject, Inspection]] = {}
+        self._unlogged: Event | None = None
+
+    async def open(self) -> None:
+        """Read what was persisted and finish what a crash cut short. Publishes nothing."""
+        document = await asyncio.to_thread(self.store.read_document, DOCUMENT)
+        if document is not None:
+            self.state = desired.parse(document)
+        if self.state.last_event is not None:
+            event = parse_event(self.state.last_event)
+            await asyncio.to_thread(self.store.events.append_if_missing, event)
+            if event.kind == "delete" and event.model is not None and event.version is not None:
+                await self._finish_delete(event.model, event.version)
+        self.records = await asyncio.to_thread(self._read_records)
+
+    def record(self, model: str, version: int) -> VersionRecord:
+        """Return what is stored of a version, or raise NotFound."""
+        versions = self.versions(model)
+        if version not in versions:
+            known = ", ".join(str(number) for number in versions)
+            raise NotFound(f"model {shown(model)} has no version {version}: it has {known}")
+        return versions[version]
+
+    def versions(self, model: str) -> Mapping[int, VersionRecord]:
+        """Return all versions of a model in numeric order, or raise NotFound."""
+        found = self.records.get(check_model_name(model))
+        if not found:
+            raise NotFound(f"no model {shown(model)}")
+        return found
+
+    def status(self, key: Key) -> tuple[State, str]:
+        """Return where a stored version stands, and why."""
+        model = self.state.model(key[0])
+        entry = model.loaded.get(key[1])
+        if entry is not None:
+            if key in self.restoring:
+                return State.LOADING, "waits to be loaded again after the server's start"
+            if key in self.warming:
+                return State.LOADING, "is being loaded again after the server's start"
+            if not entry.is_serving:
+                return State.LOADING, "is being loaded and warmed up in every worker"
+            return State.READY, "loaded and warmed up in every worker"
+        if key[1] in model.failed:
+            return State.FAILED, model.failed[key[1]]
+        if key in self.draining:
+            return State.DRAINING, "waits for requests under way before its memory is given back"
+        return State.UNLOADED, "not loaded: load it to serve it"
+
+    async def change(
+        self, apply: Callable[[DesiredState, Stamp], DesiredState], note: Note | None
+    ) -> tuple[DesiredState, DesiredState]:
+        """Apply a pure change and make it durable, recorded and published; return before, after.
+
+        Without ``note`` no event is recorded. What changes nothing is neither written nor
+        recorded. Once begun it runs to its end, even if the caller is cancelled.
+        """
+        return await self._exclusively(self._change(apply, note))
+
+    async def publish_version(
+        self, manifest: Manifest, actor: Actor, reason: str
+    ) -> tuple[VersionRecord, bool]:
+        """Store a new version and tell the workers that it exists."""
+        return await self._exclusively(self._publish_version(manifest, actor, reason))
+
+    async def delete_version(self, model: str, version: int, actor: Actor, reason: str) -> None:
+        """Remove a version that nothing names from the state, then from the store."""
+        await self._exclusively(self._delete_version(model, version, actor, reason))
+
+    async def record_event(self, note: Note, after: Json) -> None:
+        """Record something that changes no desired state, such as a clean-up."""
+        await self._exclusively(self._record_event(note, after))
+
+    def republish(self) -> None:
+        """Publish the present state again, as it is."""
+        self.fleet.publish(self.target())
+
+    def target(self) -> Target:
+        """Return what every worker shall make true now."""
+        state = self.state
+        versions = tuple(
+            TargetVersion(
+                model=key[0],
+                version=key[1],
+                manifest=self.records[key[0]][key[1]].manifest,
+                inspection=self.inspection(key, entry.inspection),
+                is_serving=entry.is_serving and key not in self.warming,
+            )
+            for key, entry in sorted(state.loaded.items())
+            if key not in self.restoring
+        )
+        return Target(
+            generation=state.generation,
+            versions=versions,
+            routes={n: m.route.version for n, m in state.models.items() if m.route is not None},
+            aliases={
+                name: {alias: entry.version for alias, entry in model.aliases.items()}
+                for name, model in state.models.items()
+                if model.aliases
+            },
+            catalog={
+                name: {number: self._catalog_entry(record) for number, record in records.items()}
+                for name, records in self.records.items()
+            },
+            is_restored=self.is_restored,
+        )
+
+    def inspection(self, key: Key, document: JsonObject) -> Inspection:
+        """Return the parsed inspection of a loaded version; parsed once."""
+        cached = self._inspections.get(key)
+        if cached is None or cached[0] is not document:
+            cached = (document, parse_inspection(document))
+            self._inspections[key] = cached
+        return cached[1]
+
+    def _catalog_entry(self, record: VersionRecord) -> CatalogEntry:
+        key = (record.model, record.version)
+        state, reason = self.status(key)
+        entry = self.state.model(record.model).loaded.get(record.version)
+        signature = record.manifest.signature
+        if entry is not None:
+            signature = self.inspection(key, entry.inspection).signature.to_json()
+        return CatalogEntry(state.value, reason, record.digest, signature)
+
+    async def _exclusively(self, work: Coroutine[Any, Any, T]) -> T:
+        async def locked() -> T:
+            async with self._lock:
+                return await work
+
+        task = asyncio.create_task(locked(), name="state-change")
+        self._commits.add(task)
+        task.add_done_callback(self._commits.discard)
+        # A caller that leaves between the write and the publish must not leave them apart.
+        return await asyncio.shield(task)
+
+    async def close(self) -> None:
+        """Wait for changes that have begun."""
+        if self._commits:
+            await asyncio.wait(self._commits)
+
+    async def _change(
+        self, apply: Callable[[DesiredState, Stamp], DesiredState], note: Note | None
+    ) -> tuple[DesiredState, DesiredState]:
+        before = self.state
+        after = apply(before, self._stamp(note))
+        if after is before:
+            return before, after
+        event = None
+        if note is not None:
+            event = self._event(note, *_difference(before, after, note.model))
+        await self._commit(after, event)
+        self.fleet.publish(self.target())
+        return before, self.state
+
+    async def _commit(self, after: DesiredState, event: Event | None) -> None:
+        await self._log_late()
+        if event is not None:
+            after = desired.with_event(after, event.to_json())
+        await asyncio.to_thread(self.store.write_document, DOCUMENT, desired.to_json(after))
+        self.state = after
+        self._inspections = {k: v for k, v in self._inspections.items() if k in after.loaded}
+        if event is not None:
+            self._unlogged = event
+            try:
+                await self._log_late()
+            except RegistryError:
+                # The change itself is durable, its event inside; the next one appends it first.
+                _log.exception("event %d could not be appended yet", event.seq)
+
+    async def _log_late(self) -> None:
+        if self._unlogged is not None:
+            await asyncio.to_thread(self.store.events.append_if_missing, self._unlogged)
+            self._unlogged = None
+
+    async def _publish_version(
+        self, manifest: Manifest, actor: Actor, reason: str
+    ) -> tuple[VersionRecord, bool]:
+        event: JsonObject = {
+            "kind": "publish", "who": actor.name, "address": actor.address,
+            "reason": reason[:MAX_REASON_CHARS],
+        }  # fmt: skip
+        await self._log_late()
+        record, is_new = await asyncio.to_thread(self.store.publish, manifest, event)
+        known = self.records.get(record.model, {})
+        if record.version not in known:
+            self.records[record.model] = dict(sorted({**known, record.version: record}.items()))
+            await self._commit(desired.touched(self.state), None)
+            self.fleet.publish(self.target())
+        return record, is_new
+
+    async def _delete_version(self, model: str, version: int, actor: Actor, reason: str) -> None:
+        record = self.record(model, version)
+        note = Note("delete", model, version, actor, reason)
+        event = self._event(note, {"digest": record.digest}, None)
+        after = desired.delete(self.state, model, version)
+        # The event is durable first: a start after a crash here finishes the deletion.
+        await self._commit(after, event)
+        await self._finish_delete(model, version)
+        del self.records[model][version]
+        if not self.records[model]:
+            del self.records[model]
+        self.fleet.publish(self.target())
+
+    async def _record_event(self, note: Note, after: Json) -> None:
+        await self._commit(self.state, self._event(note, None, after))
+
+    async def _finish_delete(self, model: str, version: int) -> None:
+        try:
+            await asyncio.to_thread(self.store.delete_version, model, version)
+        except NotFound:
+            return
+
+    def _stamp(self, note: Note | None) -> Stamp:
+        who, address, reason = ("", "", "")
+        if note is not None:
+            who, address, reason = note.actor.name, note.actor.address, note.reason
+        return Stamp(self._next_seq(), utc_now(), who, address, reason)
+
+    def _event(self, note: Note, before: Json, after: Json) -> Event:
+        stamp = self._stamp(note)
+        return Event(
+            seq=stamp.seq, time=stamp.time, kind=note.kind, model=note.model,
+            version=note.version, who=stamp.who, address=stamp.address,
+            reason=note.reason[:MAX_REASON_CHARS], before=before, after=after,
+        )  # fmt: skip
+
+    def _next_seq(self) -> int:
+        late = self._unlogged.seq if self._unlogged is not None else 0
+        return max(self.store.events.last_seq, late) + 1
+
+    def _read_records(self) -> dict[str, dict[int, VersionRecord]]:
+        return {
+            model: {record.version: record for record in self.store.versions(model)}
+            for model in self.store.models()
+        }
+
+
+def _difference(before: DesiredState, after: DesiredState, name: str | None) -> tuple[Json, Json]:
+    """Return what a change made different in one model, as the event shows it."""
+    if name is None:
+        return None, None
+    old, new = _facts(before.model(name)), _facts(after.model(name))
+    changed = [key for key in old if old[key] != new[key]]
+    return {key: old[key] for key in changed}, {key: new[key] for key in changed}
+
+
+def _facts(model: ModelState) -> JsonObject:
+    ready: list[Json] = [v for v in sorted(model.loaded) if model.loaded[v].is_serving]
+    failed: JsonObject = {str(version): reason for version, reason in model.failed.items()}
+    route = model.route
+    return {
+        "ready": ready,
+        "failed": failed,
+        "aliases": {name: alias.version for name, alias in sorted(model.aliases.items())},
+        "route": None if route is None else {
+            "version": route.version, "latest": route.is_latest, "previous": route.previous,
+        },
+    }  # fmt: skip

@@ -1,0 +1,355 @@
+"""Keeps the workers running: starts, watches, replaces and stops them, and tells them the target.
+
+One task owns each slot from the first start to the stop. A replacement gets the slot's listener
+and the newest target, nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, Protocol
+
+from registry.lifecycle import State
+from serving import messages
+from serving.cores import WorkerPlan
+from serving.deaths import MAX_DEATHS, DeathLedger, is_from_outside, oom_kills, suspects
+from serving.fleet import VersionKey, VersionReport, WorkerInfo
+from serving.messages import Hello
+from serving.settings import Settings
+from serving.slot import Slot, Timings
+from serving.sockets import refuse_new_connections, steer
+from serving.target import Target
+from serving.wire import WireError
+from serving.worker_process import WORKER_COMMAND, WorkerProcess, describe_exit
+
+_log = logging.getLogger(__name__)
+WATCH_S: Final = 0.25
+
+
+class SharedMemory(Protocol):
+    """The metrics memory, as far as a supervisor needs it."""
+
+    @property
+    def fd(self) -> int:
+        """Descriptor that workers inherit."""
+        ...
+
+    def suspects(self, slot: int) -> Sequence[VersionKey]:
+        """Versions that the slot's worker was loading or running when it died."""
+        ...
+
+
+class Supervisor:
+    """All workers as one; the ``Fleet`` of the control plane. Event-loop thread only."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        plan: WorkerPlan,
+        listeners: Sequence[socket.socket],
+        memory: SharedMemory,
+        objects_dir: Path,
+        worker_command: Sequence[str] = WORKER_COMMAND,
+        timings: Timings | None = None,
+    ) -> None:
+        self._settings = settings
+        self._plan = plan
+        self._memory = memory
+        self._objects_dir = objects_dir
+        self._command = tuple(worker_command)
+        self._timings = timings or Timings(load_timeout_s=settings.load_timeout_s)
+        self._slots = [Slot(i, s, plan.cpus[i]) for i, s in enumerate(listeners)]
+        self._listeners = tuple(listeners)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._target: Target | None = None
+        self._ledger = DeathLedger()
+        self._restarts: Counter[str] = Counter()
+        self._quarantined: dict[VersionKey, str] = {}
+        self._callbacks: list[Callable[[str, int, str], None]] = []
+        self._before_respawn: Callable[[], Awaitable[None]] | None = None
+        self._changed = asyncio.Event()
+        self._live: tuple[int, ...] = ()
+        self._is_stopping = False
+        self._oom_kills = oom_kills()
+        self._cannot_start: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    # What the control plane sees.
+
+    def publish(self, target: Target) -> None:
+        """Make ``target`` the wanted state of every worker, now and after each respawn."""
+        before = self._wanted_keys()
+        self._target = target
+        # A version that was away and is named again gets a new chance.
+        for key in self._wanted_keys() - before:
+            self._quarantined.pop(key, None)
+        self._ledger.keep(self._wanted_keys())
+        for slot in self._slots:
+            slot.target_changed.set()
+        self._notify()
+
+    async def settled(
+        self, generation: int, timeout_s: float
+    ) -> Mapping[VersionKey, VersionReport]:
+        """Wait until every listening worker reports ``generation`` or a later one.
+
+        Dead and starting workers are not waited for, unless a version that is still wanted killed
+        them: whether it can serve is not known before they are back or it is quarantined. While
+        no worker listens, there is nothing to hold the generation, and this waits.
+
+        Returns the versions of the newest target and those quarantined. Raises TimeoutError.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self._is_settled(generation):
+                    await self._changed.wait()
+        except TimeoutError:
+            behind = [slot.index for slot in self._slots if slot.generation < generation]
+            raise TimeoutError(
+                f"the workers in slots {behind} did not get there within {timeout_s:g} s"
+            ) from None
+        return self._standing()
+
+    def workers(self) -> tuple[WorkerInfo, ...]:
+        """Return every slot in order."""
+        return tuple(slot.info() for slot in self._slots)
+
+    def restarts(self) -> Mapping[str, int]:
+        """Return how many workers were replaced, by one of a few reasons."""
+        return dict(self._restarts)
+
+    def on_quarantine(self, callback: Callable[[str, int, str], None]) -> None:
+        """Call ``callback(model, version, reason)`` when a version killed too many workers."""
+        self._callbacks.append(callback)
+
+    def before_respawn(self, hook: Callable[[], Awaitable[None]]) -> None:
+        """Await ``hook`` before each worker that replaces a dead one is started."""
+        self._before_respawn = hook
+
+    # Life.
+
+    def start(self) -> None:
+        """Start a worker in every slot and keep it running until ``stop``."""
+        self._tasks = [
+            asyncio.create_task(self._keep_running(slot), name=f"slot {slot.index}")
+            for slot in self._slots
+        ]
+        for task in self._tasks:
+            task.add_done_callback(self._slot_ended)
+
+    async def cannot_start(self) -> str:
+        """Wait until it is certain that no worker can start; return the reason."""
+        return await asyncio.shield(self._cannot_start)
+
+    async def stop(self, drain_s: float) -> bool:
+        """Let every worker answer what it accepted and end; return whether all did in time."""
+        self._is_stopping = True
+        for slot in self._slots:
+            refuse_new_connections(slot.listener)
+        for slot, task in zip(self._slots, self._tasks, strict=False):
+            if slot.process is None:
+                task.cancel()
+            elif slot.is_ready:
+                with contextlib.suppress(ConnectionError):
+                    await slot.process.wire.send(messages.STOP, {"drain_s": drain_s})
+            else:
+                slot.process.kill()
+        if not self._tasks:
+            return True
+        _, late = await asyncio.wait(self._tasks, timeout=drain_s + self._timings.exit_grace_s)
+        self.kill()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        return not late
+
+    def kill(self) -> None:
+        """End every worker at once."""
+        self._is_stopping = True
+        for slot in self._slots:
+            if slot.process is not None:
+                slot.process.kill()
+
+    async def _keep_running(self, slot: Slot) -> None:
+        while True:
+            reason, code = await self._one_life(slot)
+            if self._is_stopping:
+                slot.state = "stopped"
+                return
+            self._after_death(slot, reason, code)
+            slot.restarts += 1
+            await asyncio.sleep(self._backoff_s(slot))
+            if self._before_respawn is not None:
+                try:
+                    await self._before_respawn()
+                except Exception:  # noqa: BLE001 - a failed check must not leave the slot empty
+                    _log.exception("the check before a respawn failed")
+
+    def _backoff_s(self, slot: Slot) -> float:
+        """Return the wait before the next start: short after a life, longer after each dud."""
+        longer = self._timings.backoff_first_s * 2.0 ** min(slot.failed_starts, 20)
+        return min(longer, self._timings.backoff_max_s)
+
+    async def _one_life(self, slot: Slot) -> tuple[str, int]:
+        """Start a worker and serve its wire until it ends; return why it ended, and its code."""
+        slot.begin_life(time.monotonic())
+        try:
+            process = await WorkerProcess.spawn(self._command, slot.listener, self._memory.fd)
+        except OSError as error:
+            return f"cannot be started: {error.strerror}", 1
+        slot.process = process
+        helpers = [
+            asyncio.create_task(self._send_targets(slot, process), name="targets"),
+            asyncio.create_task(self._watch(slot, process), name="watch"),
+        ]
+        try:
+            await self._receive(slot, process)
+            process.wire.close()
+            code = await _ended(process, self._timings.exit_grace_s)
+        finally:
+            process.kill()
+            for helper in helpers:
+                helper.cancel()
+            await asyncio.gather(*helpers, return_exceptions=True)
+            slot.process, slot.is_listening = None, False
+            self._notify()
+        return slot.kill_reason or slot.fatal_reason or describe_exit(code), code
+
+    async def _receive(self, slot: Slot, process: WorkerProcess) -> None:
+        try:
+            while (frame := await process.wire.receive()) is not None:
+                slot.take(frame, time.monotonic())
+                self._notify()
+        except (WireError, KeyError, TypeError, ValueError) as error:
+            slot.kill_reason = f"spoke nonsense on the wire: {type(error).__name__}: {error}"
+            process.kill()
+
+    async def _send_targets(self, slot: Slot, process: WorkerProcess) -> None:
+        """Send the newest target whenever there is one; those in between are never sent."""
+        hello = Hello(
+            slot.index, len(self._slots), self._plan.threads, slot.cpus,
+            self._objects_dir, self._settings,
+        )  # fmt: skip
+        slot.target_changed.set()
+        with contextlib.suppress(ConnectionError):
+            await process.wire.send(messages.HELLO, hello.to_json())
+            while True:
+                await slot.target_changed.wait()
+                slot.target_changed.clear()
+                if (target := self._safe_target()) is not None and not self._is_stopping:
+                    await process.wire.send(messages.TARGET, target.to_json())
+
+    def _safe_target(self) -> Target | None:
+        """Return the target without the versions that would only kill the next worker, too."""
+        if self._target is None or not self._quarantined:
+            return self._target
+        safe = (v for v in self._target.versions if (v.model, v.version) not in self._quarantined)
+        return replace(self._target, versions=tuple(safe))
+
+    async def _watch(self, slot: Slot, process: WorkerProcess) -> None:
+        while True:
+            asleep_at = time.monotonic()
+            await asyncio.sleep(WATCH_S)
+            now = time.monotonic()
+            if now - asleep_at > self._timings.heartbeat_timeout_s / 2:
+                # It was we who stood still; what the worker said meanwhile is not read yet.
+                slot.beat_at = now
+            if not self._is_stopping and (reason := slot.overdue(now, self._timings)):
+                slot.kill_reason = reason
+                process.kill()
+                return
+
+    def _after_death(self, slot: Slot, reason: str, code: int) -> None:
+        _log.error("worker died", extra={"slot": slot.index, "reason": reason})
+        slot.state, slot.reason = "restarting", reason
+        self._restarts[slot.restart_label(code)] += 1
+        if not slot.is_ready:
+            slot.failed_starts += 1
+        kills = oom_kills()
+        slot.blamed = suspects(
+            slot.loading,
+            self._memory.suspects(slot.index),
+            is_from_outside=is_from_outside(
+                code, is_ours=bool(slot.kill_reason), is_out_of_memory=kills > self._oom_kills
+            ),
+        )
+        self._oom_kills = kills
+        for key in self._ledger.record(slot.blamed):
+            self._quarantine(key, reason)
+        self._notify()
+        most = self._timings.max_failed_starts
+        if all(s.failed_starts >= most for s in self._slots) and not self._cannot_start.done():
+            self._cannot_start.set_result(
+                f"no worker can start: {most} attempts in each slot, the last one {reason}"
+            )
+
+    def _slot_ended(self, task: asyncio.Task[None]) -> None:
+        """End the server when a slot's task failed: nobody would replace its workers any more."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        _log.error("the supervisor failed", exc_info=error)
+        if not self._cannot_start.done():
+            self._cannot_start.set_result(f"the supervisor failed: {type(error).__name__}")
+
+    def _quarantine(self, key: VersionKey, reason: str) -> None:
+        model, version = key
+        text = f"loading or running when {MAX_DEATHS} workers died; the last one {reason}"
+        self._quarantined[key] = text
+        _log.error("quarantined", extra={"model": model, "version": version, "reason": text})
+        for callback in self._callbacks:
+            callback(model, version, text)
+
+    def _notify(self) -> None:
+        """Let waiters look again, and new connections go to the workers that accept them."""
+        live = tuple(slot.index for slot in self._slots if slot.is_listening)
+        if live != self._live:
+            self._live = live
+            steer(self._listeners, live)
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _wanted_keys(self) -> set[VersionKey]:
+        return {(v.model, v.version) for v in self._target.versions} if self._target else set()
+
+    def _is_settled(self, generation: int) -> bool:
+        if not any(slot.is_listening for slot in self._slots):
+            return False
+        dangerous = self._wanted_keys() - self._quarantined.keys()
+        counted = [s for s in self._slots if s.is_listening or s.blamed & dangerous]
+        return all(s.is_listening and s.generation >= generation for s in counted)
+
+    def _standing(self) -> dict[VersionKey, VersionReport]:
+        standing = {}
+        for key in self._wanted_keys():
+            found = [s.reports[key] for s in self._slots if s.is_listening and key in s.reports]
+            if found:
+                standing[key] = _merged(found)
+        for key, reason in self._quarantined.items():
+            standing[key] = VersionReport(State.FAILED, reason)
+        return standing
+
+
+async def _ended(process: WorkerProcess, grace_s: float) -> int:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(grace_s):
+            return await process.exited()
+    process.kill()
+    return await process.exited()
+
+
+def _merged(reports: Sequence[VersionReport]) -> VersionReport:
+    """Return how a version stands over all workers: FAILED if any failed it."""
+    failed = [report for report in reports if report.state == State.FAILED]
+    first = (failed or reports)[0]
+    return VersionReport(
+        first.state,
+        first.reason,
+        max(report.load_s for report in reports),
+        max(report.private_bytes for report in reports),
+    )

@@ -1,0 +1,267 @@
+"""How versions come into memory and leave it: load, unload, restore after a start, failure.
+
+A load goes: verify the objects, inspect in a throwaway child, admit to the budget, let every
+worker map it without answering, then let it answer in all of them at once. Until the last step
+nothing that serves knows of it, so a load that fails changes nothing but its own version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from models.errors import LoadFailed, ModelsError
+from models.servable import Inspection
+from registry import desired
+from registry.desired import Key
+from registry.errors import Conflict, Corrupt, RegistryError
+from registry.lifecycle import State
+from registry.manifest import Manifest
+from serving.auth import SERVER, Actor
+from serving.errors import DeadlineExpired, ServingError, message_of
+from serving.fleet import VersionReport
+from serving.ledger import Ledger
+from serving.operations import Operation
+from serving.state_writer import Note, StateWriter
+
+# How much longer than the drain itself an unload waits for the workers to say that it is over.
+DRAIN_GRACE_S: Final = 30.0
+PLANNED: Final = (RegistryError, ModelsError, ServingError)
+_log = logging.getLogger(__name__)
+
+# Blocking: inspects a version in a child process within so many bytes of private memory.
+Inspector = Callable[[Manifest, int], Inspection]
+
+
+class VersionLoads:
+    """Runs one load at a time, and one operation at a time on each version."""
+
+    def __init__(
+        self,
+        writer: StateWriter,
+        ledger: Ledger,
+        inspect: Inspector,
+        *,
+        inspect_memory_bytes: int,
+        load_timeout_s: float,
+        drain_timeout_s: float,
+    ) -> None:
+        self._writer = writer
+        self._ledger = ledger
+        self._inspect = inspect
+        self._inspect_memory_bytes = inspect_memory_bytes
+        self._load_timeout_s = load_timeout_s
+        self._drain_timeout_s = drain_timeout_s + DRAIN_GRACE_S
+        self._one_load = asyncio.Lock()
+        self._one_operation: defaultdict[Key, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self.load_s: dict[Key, float] = {}
+        self.loads_ended: dict[str, int] = {"succeeded": 0, "failed": 0}
+
+    async def load(self, operation: Operation, actor: Actor, reason: str) -> None:
+        """Bring a version to READY, or raise why not and leave it FAILED."""
+        key = (operation.model, operation.version)
+        async with self._one_operation[key]:
+            if self._writer.status(key)[0] is State.READY:
+                return
+            operation.at("waiting for another load", 0.0)
+            async with self._one_load:
+                began_s = time.monotonic()
+                try:
+                    if key in self._writer.restoring:
+                        await self._bring_back(key)
+                    else:
+                        await self._load(key, operation, actor, reason)
+                except PLANNED as error:
+                    self.loads_ended["failed"] += 1
+                    await self.fail(key, message_of(error), "load_failed", actor)
+                    raise
+                self.loads_ended["succeeded"] += 1
+                self.load_s[key] = time.monotonic() - began_s
+
+    async def unload(self, operation: Operation, actor: Actor, reason: str) -> None:
+        """Take a version out of memory; ends when every worker has given it back."""
+        key = (operation.model, operation.version)
+        async with self._one_operation[key]:
+            state = self._writer.state.model(key[0])
+            if key[1] in state.loaded or key[1] in state.failed:
+                operation.at("draining", 0.1)
+                note = Note("unload", *key, actor, reason)
+                self._ledger.leave(key)
+                try:
+                    await self._writer.change(lambda s, _: desired.unload(s, *key), note)
+                except PLANNED:
+                    self._ledger.forget(key) if key not in self._writer.draining else None
+                    raise
+                self._left(key)
+            await self._drained(key)
+
+    async def _load(self, key: Key, operation: Operation, actor: Actor, reason: str) -> None:
+        writer, ledger = self._writer, self._ledger
+        manifest = writer.record(*key).manifest
+        await self._drained(key)
+        ledger.admit(key, manifest, 0)
+        operation.at("verifying", 0.02)
+        await asyncio.to_thread(
+            writer.store.verify_objects,
+            manifest.object_digests,
+            progress=_progress(operation, manifest, 0.02, 0.3),
+        )
+        operation.at("inspecting", 0.3)
+        free_bytes = max(0, ledger.budget_bytes - ledger.committed_bytes())
+        limit_bytes = self._inspect_memory_bytes or free_bytes
+        inspection = await asyncio.to_thread(self._inspect, manifest, limit_bytes)
+        ledger.admit(key, manifest, inspection.private_bytes)
+        operation.at("loading in the workers", 0.6)
+        document = inspection.to_json()
+        await writer.change(lambda s, _: desired.begin_load(s, *key, document), None)
+        await self._loaded(key)
+        operation.at("switching on", 0.95)
+        note = Note("load", *key, actor, reason)
+        await writer.change(lambda s, stamp: desired.finish_load(s, *key, stamp), note)
+        await self._loaded(key)
+
+    async def _bring_back(self, key: Key) -> None:
+        """Load again what was loaded before the start; it is in the state already."""
+        writer = self._writer
+        digests = writer.record(*key).manifest.object_digests
+        await asyncio.to_thread(writer.store.verify_objects, digests)
+        self._ledger.admit_again(key, writer.restoring)
+        writer.warming.add(key)
+        writer.restoring.discard(key)
+        try:
+            await writer.change(lambda s, _: desired.touched(s), None)
+            await self._loaded(key)
+        finally:
+            writer.warming.discard(key)
+        await writer.change(lambda s, _: desired.touched(s), None)
+        await self._loaded(key)
+
+    async def restore(self) -> None:
+        """Load again everything that the state wants, what answers most first."""
+        for key in self._restore_order():
+            async with self._one_operation[key], self._one_load:
+                if key not in self._writer.restoring:
+                    continue
+                began_s = time.monotonic()
+                try:
+                    await self._bring_back(key)
+                except PLANNED as error:
+                    await self.fail(key, message_of(error), "restore_failed", SERVER)
+                else:
+                    self.load_s[key] = time.monotonic() - began_s
+        self._writer.is_restored = True
+        await self._writer.change(lambda s, _: desired.touched(s), None)
+
+    def _restore_order(self) -> list[Key]:
+        def rank(key: Key) -> tuple[int, str, int]:
+            model = self._writer.state.model(key[0])
+            route = model.route
+            if route is not None and route.version == key[1]:
+                return 0, *key
+            if any(alias.version == key[1] for alias in model.aliases.values()):
+                return 1, *key
+            if route is not None and route.previous == key[1]:
+                return 2, *key
+            return 3, *key
+
+        return sorted(self._writer.restoring, key=rank)
+
+    async def check_objects(self) -> None:
+        """Compare the objects of all loaded versions with their digests; damaged ones FAIL.
+
+        Called before a worker is started in place of one that died: it would map the damage.
+        Does not wait for the workers, for it is one of them that waits for this.
+        """
+        for key in sorted(self._writer.state.loaded):
+            if key not in self._writer.state.loaded or key in self._writer.restoring:
+                continue
+            digests = self._writer.record(*key).manifest.object_digests
+            try:
+                await asyncio.to_thread(self._writer.store.verify_objects, digests)
+            except Corrupt as error:
+                await self.take_out(key, message_of(error), "damaged", SERVER)
+
+    async def fail(self, key: Key, reason: str, kind: str, actor: Actor) -> None:
+        """Make a version FAILED, and wait until the workers gave it back."""
+        try:
+            await self.take_out(key, reason, kind, actor)
+            await self._drained(key)
+        except PLANNED as error:
+            # The first failure is the one to tell; this one only delays that memory comes back.
+            _log.warning("%s/%d failed and could not be cleared away: %s", *key, error)
+
+    async def take_out(self, key: Key, reason: str, kind: str, actor: Actor) -> None:
+        """Make a version FAILED in the state and in what is published, without waiting."""
+        writer = self._writer
+        if key[1] not in writer.records.get(key[0], {}):
+            return
+        present = writer.state.model(key[0])
+        if key[1] not in present.loaded and present.failed.get(key[1]) == reason:
+            return
+        was_loaded = key[1] in present.loaded and key not in writer.restoring
+        if was_loaded:
+            self._ledger.leave(key)
+        note = Note(kind, *key, actor, reason)
+        await writer.change(lambda s, stamp: desired.fail(s, *key, reason, stamp), note)
+        writer.restoring.discard(key)
+        if was_loaded:
+            self._left(key)
+
+    def _left(self, key: Key) -> None:
+        self._writer.draining[key] = self._writer.state.generation
+        self.load_s.pop(key, None)
+
+    async def _drained(self, key: Key) -> None:
+        """Return when no worker holds a version that left the state any more."""
+        generation = self._writer.draining.get(key)
+        if generation is not None:
+            await self._settled(generation, self._drain_timeout_s)
+
+    async def _loaded(self, key: Key) -> None:
+        """Return when every worker holds the version as the state wants it, or raise why not."""
+        reports = await self._settled(self._writer.state.generation, self._load_timeout_s)
+        report = reports.get(key)
+        if report is None or key not in self._writer.state.loaded:
+            why = self._writer.state.model(key[0]).failed.get(key[1], "it was taken out meanwhile")
+            raise LoadFailed(why)
+        if report.state != State.READY:
+            raise LoadFailed(report.reason or f"a worker reports it {report.state}")
+        self._ledger.measure(key, report.private_bytes)
+
+    async def _settled(self, generation: int, timeout_s: float) -> Mapping[Key, VersionReport]:
+        try:
+            reports = await self._writer.fleet.settled(generation, timeout_s)
+        except TimeoutError as error:
+            raise DeadlineExpired(
+                f"the workers did not come to generation {generation} within {timeout_s:g} s"
+            ) from error
+        self._clear(key for key, left in self._writer.draining.items() if left <= generation)
+        return reports
+
+    def _clear(self, keys: Iterable[Key]) -> None:
+        for key in list(keys):
+            del self._writer.draining[key]
+            self._ledger.forget(key)
+
+
+def _progress(
+    operation: Operation, manifest: Manifest, low: float, high: float
+) -> Callable[[int], None]:
+    """Return a callback that moves the operation from ``low`` to ``high`` as bytes are read."""
+    total_bytes = max(1, manifest.weight_bytes)
+
+    def done(read_bytes: int) -> None:
+        share = min(1.0, read_bytes / total_bytes)
+        operation.progress = max(operation.progress, low + (high - low) * share)
+
+    return done
+
+
+def refuse_restoring(writer: StateWriter, key: Key) -> None:
+    """Raise Conflict for a version that the start has not brought back yet."""
+    if key in writer.restoring or key in writer.warming:
+        raise Conflict(f"{key[0]}/{key[1]} is still being loaded again after the server's start")

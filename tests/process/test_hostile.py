@@ -1,0 +1,102 @@
+"""Versions that kill, hang or fail the workers: they end as FAILED, and the others serve."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests import graphs
+from tests.process.server import RunningServer, running_server, start_server, wait_until
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+ROW = [1.0, 2.0, 3.0, 4.0]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RunningServer]:
+    settings = {"max_run_s": 0.2}
+    with running_server(
+        tmp_path, workers=2, settings=settings, module="tests.process.hostile_server"
+    ) as running:
+        running.push("good", graphs.id32())
+        yield running
+
+
+def state_of(server: RunningServer, name: str) -> tuple[str, str]:
+    found = server.expect(server.admin("GET", f"/admin/v1/models/{name}/versions/1"))
+    return found["state"], found["reason"]
+
+
+def is_good_serving(server: RunningServer) -> bool:
+    return server.infer("good", [ROW]).json()["outputs"][0]["data"] == ROW
+
+
+@pytest.mark.parametrize("name", ["kills-on-load", "exits-on-load"])
+def test_f11_a_version_that_kills_every_worker_that_loads_it_ends_failed(
+    server: RunningServer, name: str
+) -> None:
+    """The load is answered with the reason, the server lives, the others serve after it."""
+    server.push(name, graphs.id32(), is_loading=False)
+    answer = server.load(name, 1)
+    assert answer.status_code >= 400, answer.text
+    assert "when 3 workers died" in answer.json()["error"]
+    server.wait_until_ready()
+    assert state_of(server, name)[0] == "FAILED"
+    assert "when 3 workers died" in state_of(server, name)[1]
+    assert is_good_serving(server)
+    assert server.process.poll() is None
+    assert server.infer(name, [ROW]).status_code == 503
+
+
+def test_a_version_that_fails_in_the_workers_only_changes_nothing_else(
+    server: RunningServer,
+) -> None:
+    """The reason of the worker is the operation's, and no worker was lost."""
+    server.push("fails-in-a-worker", graphs.id32(), is_loading=False)
+    answer = server.load("fails-in-a-worker", 1)
+    assert "it does not like workers" in answer.json()["error"]
+    assert state_of(server, "fails-in-a-worker")[0] == "FAILED"
+    assert [w["restarts"] for w in server.workers()] == [0, 0]
+    assert is_good_serving(server)
+
+
+def test_a_version_running_at_three_crashes_is_quarantined(server: RunningServer) -> None:
+    """Each crash costs its own caller only; after the third the version is FAILED."""
+    server.push("crashes-on-run", graphs.id32())
+    for _ in range(3):
+        server.wait_until_ready()
+        with pytest.raises(httpx.TransportError):
+            server.infer("crashes-on-run", [ROW])
+    wait_until(lambda: state_of(server, "crashes-on-run")[0] == "FAILED", 20, "it is quarantined")
+    assert "SIGSEGV" in state_of(server, "crashes-on-run")[1]
+    server.wait_until_ready()
+    assert is_good_serving(server)
+    assert server.infer("crashes-on-run", [ROW]).status_code == 503
+
+
+def test_f16_a_run_that_cannot_be_ended_costs_its_worker(server: RunningServer) -> None:
+    """Its caller gets a 504, the worker is replaced, the others are fine meanwhile."""
+    server.push("never-ends", graphs.id32())
+    assert server.infer("never-ends", [ROW]).status_code == 504
+    assert is_good_serving(server)
+    wait_until(
+        lambda: any(w["restarts"] for w in server.workers()), 40, "the stuck worker is replaced"
+    )
+    reasons = {w["reason"] for w in server.workers() if w["restarts"]}
+    assert reasons == {"a run of never-ends/1 could not be ended"}
+    server.wait_until_ready()
+    assert is_good_serving(server)
+
+
+def test_workers_that_cannot_start_end_the_server(tmp_path: Path) -> None:
+    """Exit code 1, and the last line says what the worker died of."""
+    server = start_server(tmp_path, workers=2, module="tests.process.stillborn_server")
+    assert server.wait(60) == 1
+    assert server.text == [
+        "ramrack: no worker can start: 5 attempts in each slot, the last one no such library"
+    ]
+    assert not any(
+        os.path.exists(f"/proc/{record['pid']}") for record in server.logs if "pid" in record
+    )

@@ -1,0 +1,252 @@
+"""The whole server as real processes: kills, stops and starts."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests import graphs
+from tests.process.server import (
+    RunningServer,
+    infer_body,
+    process_exists,
+    running_server,
+    start_server,
+    wait_until,
+)
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+ROW = [1.0, 2.0, 3.0, 4.0]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RunningServer]:
+    with running_server(tmp_path, workers=2) as running:
+        yield running
+
+
+def answer_of(response: httpx.Response) -> list[float]:
+    assert response.status_code == 200, response.text
+    data: list[float] = response.json()["outputs"][0]["data"]
+    return data
+
+
+def test_push_load_predict_and_a_killed_worker(server: RunningServer) -> None:
+    """Siblings answer while a killed worker is away, and it comes back with the same versions."""
+    server.push("id32", graphs.id32())
+    assert answer_of(server.infer("id32", [ROW])) == ROW
+    victim, sibling = server.worker_pids()
+    os.kill(victim, signal.SIGKILL)
+    for _ in range(50):
+        assert answer_of(server.infer("id32", [ROW])) == ROW
+    wait_until(lambda: server.workers()[0]["restarts"] == 1, 20, "the death is noticed")
+    server.wait_until_ready()
+    first, second = server.workers()
+    assert first["pid"] not in (victim, sibling)
+    assert second["pid"] == sibling
+    assert first["generation"] == second["generation"]
+    assert first["reason"] == "killed by SIGKILL"
+    os.kill(sibling, signal.SIGKILL)
+    # Only the replacement can answer now.
+    assert answer_of(server.infer("id32", [ROW])) == ROW
+
+
+def test_workers_hold_little_memory_before_a_model_is_loaded(server: RunningServer) -> None:
+    """The base of a worker is under 200 MB of private memory."""
+    for pid in server.worker_pids():
+        status = Path(f"/proc/{pid}/status").read_text()
+        anonymous = next(line for line in status.splitlines() if line.startswith("RssAnon"))
+        assert int(anonymous.split()[1]) < 200 * 1000
+
+
+def test_d07_an_idle_worker_has_few_threads(server: RunningServer) -> None:
+    """No pool is made before it is needed."""
+    for pid in server.worker_pids():
+        assert len(os.listdir(f"/proc/{pid}/task")) <= 16
+
+
+def test_the_parent_never_maps_the_runtime(server: RunningServer) -> None:
+    """onnxruntime is in the workers only; nothing that a model does can harm the parent."""
+    server.push("id32", graphs.id32())
+    assert "onnxruntime" not in Path(f"/proc/{server.pid}/maps").read_text()
+    assert "onnxruntime" in Path(f"/proc/{server.worker_pids()[0]}/maps").read_text()
+
+
+def test_workers_end_when_the_parent_is_killed(tmp_path: Path) -> None:
+    """Nobody is left behind, and a new server serves what the old one served."""
+    with running_server(tmp_path, workers=2) as server:
+        server.push("id32", graphs.id32())
+        pids = server.worker_pids()
+        os.kill(server.pid, signal.SIGKILL)
+        server.wait()
+        wait_until(lambda: not any(map(process_exists, pids)), 20, "the workers are gone")
+    with running_server(tmp_path, workers=2) as server:
+        assert answer_of(server.infer("id32", [ROW])) == ROW
+
+
+def test_e13_a_stopped_worker_is_replaced(server: RunningServer) -> None:
+    """A worker under SIGSTOP is noticed within seconds; the others answer meanwhile."""
+    server.push("id32", graphs.id32())
+    stopped = server.worker_pids()[1]
+    os.kill(stopped, signal.SIGSTOP)
+    wait_until(lambda: server.workers()[1]["restarts"] == 1, 20, "the stopped one is replaced")
+    server.wait_until_ready()
+    assert not process_exists(stopped)
+    assert "no sign of life" in server.workers()[1]["reason"]
+    assert answer_of(server.infer("id32", [ROW])) == ROW
+
+
+def test_a_terminal_s_interrupt_stops_in_order(server: RunningServer) -> None:
+    """Ctrl-C reaches the whole group; the workers leave the stop to the parent."""
+    for pid in [*server.worker_pids(), server.pid]:
+        os.kill(pid, signal.SIGINT)
+    assert server.wait() == 0
+    assert server.text == []
+
+
+async def test_e08_sigterm_under_keep_alive_load_loses_nothing(tmp_path: Path) -> None:
+    """Each request that was sent before the end gets its whole answer; the exit code is 0."""
+    with running_server(tmp_path, workers=2) as server:
+        server.push("id32", graphs.id32())
+        host, port = server.url.removeprefix("http://").split(":")
+        counts = await asyncio.gather(
+            *(one_client(host, int(port)) for _ in range(20)), stop_soon(server)
+        )
+        assert server.wait() == 0
+        answered = [count for count in counts if count is not None]
+        assert min(answered) > 0
+
+
+async def stop_soon(server: RunningServer) -> None:
+    await asyncio.sleep(0.5)  # the load has to be under way
+    server.signal(signal.SIGTERM)
+
+
+async def one_client(host: str, port: int) -> int:
+    """Send one request after another, each on the connection of the last as long as that is open.
+
+    Returns how many were answered before the server refused connections. Raises when a request
+    that was written got no whole answer.
+    """
+    body = json.dumps(infer_body([ROW])).encode()
+    head = f"POST /v2/models/id32/infer HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    count = 0
+    while True:
+        try:
+            async with asyncio.timeout(5):
+                reader, writer = await asyncio.open_connection(host, port)
+        except (ConnectionRefusedError, TimeoutError):
+            return count
+        is_open = True
+        while is_open:
+            writer.write(head.encode() + body)
+            answer = await reader.readuntil(b"\r\n\r\n")
+            lines = answer.decode("latin-1").lower().split("\r\n")
+            length = next(int(x.split(":")[1]) for x in lines if x.startswith("content-length"))
+            await reader.readexactly(length)
+            assert lines[0].startswith("http/1.1 200"), answer
+            count += 1
+            is_open = "connection: close" not in lines
+        writer.close()
+
+
+def test_connections_in_the_backlog_are_answered_at_a_stop(server: RunningServer) -> None:
+    """What the kernel accepted before the stop is answered, although no worker had seen it."""
+    server.push("id32", graphs.id32())
+    host, port = server.url.removeprefix("http://").split(":")
+    pids = server.worker_pids()
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    clients = [socket.create_connection((host, int(port)), timeout=20) for _ in range(20)]
+    for client in clients:
+        client.sendall(b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n")
+    server.signal(signal.SIGTERM)
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    answers = [client.recv(65536) for client in clients]
+    assert all(answer.startswith(b"HTTP/1.1 200") for answer in answers)
+    assert server.wait() == 0
+    for client in clients:
+        client.close()
+
+
+def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
+    """Who asks twice does not want to wait for a client that never ends its request."""
+    with running_server(tmp_path, workers=1) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=20) as client:
+            client.sendall(
+                b"POST /v2/models/x/infer HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n"
+            )
+            pids = server.worker_pids()
+            server.signal(signal.SIGTERM)
+            server.wait_for_log("stopping")
+            server.signal(signal.SIGTERM)
+            assert server.wait(10) == 1
+        wait_until(lambda: not any(map(process_exists, pids)), 20, "the workers are gone")
+
+
+# Starts that cannot be.
+
+
+def failed_start(folder: Path, **settings: object) -> str:
+    """Return the one line that a start which must fail leaves on stderr."""
+    server = start_server(folder, settings=settings)
+    assert server.wait() == 1
+    assert len(server.text) == 1, server.stderr()
+    return server.text[0]
+
+
+def test_a_second_server_on_the_store_is_refused(server: RunningServer) -> None:
+    """Exit code 1 and one line that says who holds it."""
+    line = failed_start(server.store.parent)
+    assert line.startswith("ramrack: ")
+    assert f"in use by process {server.pid}" in line
+
+
+@pytest.mark.parametrize("plane", ["port", "admin_port"])
+def test_a_port_in_use_is_refused(tmp_path: Path, plane: str) -> None:
+    """Exit code 1 and one line that names plane, address and reason."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = failed_start(tmp_path, **{plane: port})
+    name = "data plane" if plane == "port" else "admin plane"
+    assert line == f"ramrack: {name} address 127.0.0.1:{port} is in use by another process"
+
+
+def test_an_admin_plane_open_to_others_needs_a_token(tmp_path: Path) -> None:
+    """Exit code 1 and one line that says what to set."""
+    assert "RAMRACK_ADMIN_TOKEN" in failed_start(tmp_path, admin_host="0.0.0.0")
+
+
+def test_settings_that_are_wrong_are_refused(tmp_path: Path) -> None:
+    """Exit code 1 and one line that names the setting and its limit."""
+    assert failed_start(tmp_path, workers=-1).startswith("ramrack: RAMRACK_WORKERS: ")
+
+
+def test_a_store_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    """A file in the place of the folder is one line, not a traceback."""
+    (tmp_path / "file").write_text("x")
+    assert failed_start(tmp_path, store=tmp_path / "file" / "store").startswith("ramrack: ")
+
+
+def test_a_certificate_that_is_none_is_refused(tmp_path: Path) -> None:
+    """TLS files are read before anything is said to listen."""
+    (tmp_path / "cert.pem").write_text("no certificate")
+    line = failed_start(tmp_path, tls_cert=tmp_path / "cert.pem", tls_key=tmp_path / "cert.pem")
+    assert line.startswith("ramrack: ")
+
+
+def test_subprocess_is_stopped_by_its_pid(tmp_path: Path) -> None:
+    """The helper of these tests ends what it started even if a test forgets it."""
+    with running_server(tmp_path) as server:
+        process = server.process
+    assert process.poll() == 0
+    assert isinstance(process, subprocess.Popen)

@@ -1,0 +1,191 @@
+"""The batcher under any order of arrivals, departures, expiries and failures, on a driven clock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from models.errors import InputRefused, RunFailed, RunTerminated
+from models.servable import Array
+from registry.errors import NotReady
+from serving.batcher import Batcher, BatchLimits, Result
+from serving.errors import DeadlineExpired, QueueFull
+from tests.fakes import FakeCounters, FakeServable, ManualClock, ManualExecutor
+
+QUEUE_ROWS = 12
+MAX_BATCH_ROWS = 5
+POISON = -1.0
+
+
+@dataclass
+class Sent:
+    """One submit: what it sent, what may become of it."""
+
+    task: asyncio.Task[Result]
+    values: Array
+    is_poisoned: bool
+    deadline_ns: int
+    was_cancelled: bool = False
+
+
+class BatcherMachine(RuleBasedStateMachine):
+    """Every row carries a number of its own, so that a row that is swapped or lost shows."""
+
+    @initialize(is_batchable=st.booleans(), slots=st.integers(1, 2))
+    def start(self, is_batchable: bool, slots: int) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.clock = ManualClock()
+        self.executor = ManualExecutor()
+        self.counters = FakeCounters()
+        self.servable = FakeServable(self.compute)
+        self.fails_next = False
+        self.is_closed = False
+        self.serial = 0
+        self.sent: list[Sent] = []
+        self.is_batchable = is_batchable
+        self.batcher = Batcher(
+            self.servable,
+            name="m/1",
+            is_batchable=is_batchable,
+            limits=BatchLimits(QUEUE_ROWS, MAX_BATCH_ROWS, 60.0, slots),
+            counters=self.counters,
+            executor=self.executor,
+            clock=self.clock,
+        )
+
+    def compute(self, inputs: Mapping[str, Array]) -> list[Array]:
+        """Fail where a row is poisoned, or where the test said so; else give everything back."""
+        rows = inputs["x"]
+        assert len(rows) <= MAX_BATCH_ROWS or self.is_one_request(rows)
+        if self.fails_next:
+            self.fails_next = False
+            raise RunFailed("now and then")
+        if (rows == POISON).any():
+            raise InputRefused("poisoned")
+        return [rows * 2]
+
+    def is_one_request(self, rows: Array) -> bool:
+        return any(np.array_equal(sent.values, rows) for sent in self.sent)
+
+    def settle(self) -> None:
+        async def passes() -> None:
+            for _ in range(12):
+                await asyncio.sleep(0)
+
+        self.loop.run_until_complete(passes())
+
+    @rule(
+        rows=st.integers(0, 7),
+        width=st.sampled_from([2, 2, 3]),
+        is_poisoned=st.booleans(),
+        timeout_ms=st.sampled_from([1, 5, 1000]),
+    )
+    def submit(self, rows: int, width: int, is_poisoned: bool, timeout_ms: int) -> None:
+        start = self.serial
+        self.serial += rows * width
+        values = np.arange(start, self.serial, dtype=np.float64).reshape(rows, width)
+        is_poisoned = is_poisoned and rows > 0
+        if is_poisoned:
+            values[-1, 0] = POISON
+        # A driven clock never reaches a deadline by itself; the loop's timers only look again.
+        deadline_ns = self.clock.now_ns + timeout_ms * 1_000_000
+        work = self.batcher.submit({"x": values}, rows, None, deadline_ns)
+        task = self.loop.create_task(work)
+        self.sent.append(Sent(task, values, is_poisoned, deadline_ns))
+        self.settle()
+
+    @rule(data=st.data())
+    @precondition(lambda self: any(not sent.task.done() for sent in self.sent))
+    def leave(self, data: st.DataObject) -> None:
+        sent = data.draw(st.sampled_from([s for s in self.sent if not s.task.done()]))
+        sent.was_cancelled = True
+        sent.task.cancel()
+        self.settle()
+
+    @rule()
+    @precondition(lambda self: self.executor.waiting)
+    def run(self) -> None:
+        self.executor.run_next()
+        self.settle()
+
+    @rule()
+    @precondition(lambda self: self.executor.waiting)
+    def run_and_fail(self) -> None:
+        self.fails_next = True
+        self.executor.run_next()
+        self.fails_next = False
+        self.settle()
+
+    @rule(milliseconds=st.sampled_from([1, 4, 10]))
+    def wait(self, milliseconds: int) -> None:
+        self.clock.advance_ms(milliseconds)
+        self.settle()
+
+    @rule()
+    def close(self) -> None:
+        self.is_closed = True
+        closing = self.loop.create_task(self.batcher.close(60))
+        self.settle()
+        while not closing.done():
+            self.executor.run_next()
+            self.settle()
+        closing.result()
+        assert all(sent.task.done() for sent in self.sent)
+
+    @invariant()
+    def queue_is_bounded(self) -> None:
+        statistics = self.batcher.statistics()
+        assert statistics.queued_rows == self.counters.queue_depth >= 0
+        assert statistics.queued_rows <= QUEUE_ROWS or statistics.queued_requests == 1
+
+    @invariant()
+    def what_ended_ended_rightly(self) -> None:
+        for sent in self.sent:
+            if sent.task.done():
+                self.check(sent)
+
+    def check(self, sent: Sent) -> None:
+        if sent.task.cancelled():
+            assert sent.was_cancelled
+            return
+        error: Any = sent.task.exception()
+        if error is None:
+            # Its own rows, all of them, in order, and nobody else's.
+            np.testing.assert_array_equal(sent.task.result().arrays[0], sent.values * 2)
+            assert not sent.is_poisoned
+        elif isinstance(error, InputRefused):
+            assert sent.is_poisoned
+        elif isinstance(error, DeadlineExpired):
+            assert self.clock.now_ns >= sent.deadline_ns
+        elif isinstance(error, NotReady):
+            assert self.is_closed
+        else:
+            assert isinstance(error, QueueFull | RunFailed)
+            assert not isinstance(error, RunTerminated)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "loop"):
+            return
+        while self.executor.waiting:
+            self.executor.run_next()
+            self.settle()
+        # Nothing is lost: whatever was sent has ended, and nothing is left behind.
+        assert all(sent.task.done() for sent in self.sent)
+        self.what_ended_ended_rightly()
+        statistics = self.batcher.statistics()
+        assert (statistics.queued_requests, statistics.queued_rows, statistics.runs) == (0, 0, 0)
+        assert self.counters.runs_under_way == 0
+        # A run that gave answers was counted with all its rows, and none of them was empty-handed.
+        assert all(rows >= 0 for rows in self.counters.batches)
+        self.loop.close()
+
+
+BatcherMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestBatcherRules = BatcherMachine.TestCase

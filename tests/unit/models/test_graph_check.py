@@ -1,0 +1,253 @@
+"""The server's check of graph objects: what a hostile pusher may put into one."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper
+
+from models.convert.onnx_file import package_onnx
+from models.errors import LoadFailed
+from models.graph_check import (
+    MAX_IR_VERSION,
+    MAX_OPSETS,
+    check_graph,
+    has_control_flow,
+    parse_graph,
+    reason_not_to_batch,
+)
+from models.runtime.onnx import RUNTIME_ERRORS
+from registry.manifest import Manifest, TensorEntry
+from tests import graphs
+from tests.unit.models.test_onnx_file import hidden_in
+
+HEX = "ab" * 32
+SIZE = 64
+MANIFEST = Manifest(
+    model="m",
+    graph="sha256:" + "0" * 64,
+    tensors=(TensorEntry("sha256:" + HEX, SIZE),),
+    signature={},
+    runtime={"name": "onnx"},
+)
+GOOD = {"location": HEX, "offset": "0", "length": str(SIZE)}
+
+
+def model_with(fields: dict[str, str], shape: tuple[int, ...] = (16,)) -> onnx.ModelProto:
+    """Return a model whose initializer claims these external fields."""
+    tensor = graphs.external_tensor("t", shape, fields)
+    return graphs.build(
+        [helper.make_node("Identity", ["t"], ["y"])],
+        [],
+        [graphs.value("y", TensorProto.FLOAT, None)],
+        [tensor],
+    )
+
+
+def loads_in_runtime(model: onnx.ModelProto) -> bool:
+    """Tell whether the shipped runtime takes a model."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        ort.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+    except RUNTIME_ERRORS:
+        return False
+    return True
+
+
+class TestF05References:
+    def test_what_the_pusher_packs_passes(self) -> None:
+        """The two sides agree on what a graph object is."""
+        package = package_onnx("m", graphs.big(1))
+        graph = b"".join(package.objects[0].chunks())
+        check_graph(parse_graph(graph), package.manifest)
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"location": "../" + HEX},
+            {"location": "/etc/passwd"},
+            {"location": "cd" * 32},
+            {"location": HEX.upper()},
+            {"location": HEX + "\0"},
+            {"location": "./" + HEX},
+            {"offset": "-1"},
+            {"offset": "4"},
+            {"offset": " 0"},
+            {"offset": str(2**64)},
+            {"length": "0"},
+            {"length": "60"},
+            {"length": str(2**62)},
+            {"prepacked_0": "K|0;8;x"},
+            {"__class__": "x"},
+        ],
+        ids=str,
+    )
+    def test_f05_a_reference_must_be_an_object_of_the_manifest(
+        self, fields: dict[str, str]
+    ) -> None:
+        """Only a listed digest, only bytes inside of it, only as many as the shape needs."""
+        check_graph(model_with(GOOD), MANIFEST)
+        with pytest.raises(LoadFailed, match=r"external|offset"):
+            check_graph(model_with({**GOOD, **fields}), MANIFEST)
+
+    def test_f07_fields_may_not_be_missing_or_twice(self) -> None:
+        """Nothing is left to a reader's default."""
+        for key in GOOD:
+            fewer = {name: text for name, text in GOOD.items() if name != key}
+            with pytest.raises(LoadFailed, match="once"):
+                check_graph(model_with(fewer), MANIFEST)
+        twice = model_with(GOOD)
+        entry = twice.graph.initializer[0].external_data.add()
+        entry.key, entry.value = "location", "../x"
+        with pytest.raises(LoadFailed, match="once"):
+            check_graph(twice, MANIFEST)
+
+    @pytest.mark.parametrize("place", ["tensor", "tensors", "sparse", "subgraph", "sparse_init",
+                                       "function", "default"])  # fmt: skip
+    def test_f05_a_reference_elsewhere_is_refused(self, place: str) -> None:
+        """Even a listed object must not be named where no runtime here checks it."""
+        tensor = graphs.external_tensor("t", (16,), GOOD)
+        with pytest.raises(LoadFailed, match="initializers only"):
+            check_graph(hidden_in(place, tensor), MANIFEST)
+
+    def test_f05_a_tensor_that_only_half_claims_is_refused(self) -> None:
+        """External fields on a tensor that says it has none may be read by one reader only."""
+        model = model_with(GOOD)
+        model.graph.initializer[0].data_location = TensorProto.DEFAULT
+        with pytest.raises(LoadFailed, match="only, or none"):
+            check_graph(model, MANIFEST)
+
+    def test_training_graphs_are_refused(self) -> None:
+        """They decide no answer and may hide tensors."""
+        tensor = graphs.weights("t", np.zeros(1, np.float32))
+        with pytest.raises(LoadFailed, match="training_info"):
+            check_graph(hidden_in("training", tensor), MANIFEST)
+
+
+class TestStructure:
+    @pytest.mark.parametrize("domain", ["", "ai.onnx.ml"])
+    def test_a17_the_newest_operator_set_is_the_runtimes(self, domain: str) -> None:
+        """The limit says what the shipped runtime really takes, no less and no more."""
+        newest = MAX_OPSETS[domain]
+        for version, is_taken in ((newest, True), (newest + 1, False)):
+            model = graphs.id32()
+            if domain:
+                model.opset_import.append(helper.make_opsetid(domain, version))
+            else:
+                model.opset_import[0].version = version
+            assert loads_in_runtime(model) == is_taken
+            if is_taken:
+                check_graph(model, MANIFEST)
+            else:
+                with pytest.raises(LoadFailed, match=f"opset {version}"):
+                    check_graph(model, MANIFEST)
+
+    def test_the_newest_file_form_is_the_runtimes(self) -> None:
+        """The same for the version of the file form."""
+        for version, is_taken in ((MAX_IR_VERSION, True), (MAX_IR_VERSION + 1, False)):
+            model = graphs.id32()
+            model.ir_version = version
+            assert loads_in_runtime(model) == is_taken
+            if not is_taken:
+                with pytest.raises(LoadFailed, match="IR version"):
+                    check_graph(model, MANIFEST)
+
+    def test_an_unknown_domain_is_refused(self) -> None:
+        """No operator libraries are loaded, so an operator of one cannot be meant."""
+        model = graphs.id32()
+        model.graph.node[0].domain = "evil"
+        with pytest.raises(LoadFailed, match="custom operators"):
+            check_graph(model, MANIFEST)
+
+    def test_functions_of_the_model_are_known_operators(self) -> None:
+        """A domain that the model defines itself is no custom library."""
+        check_graph(_calling("f", {"f": "Identity"}), MANIFEST)
+
+    @pytest.mark.parametrize("bodies", [{"f": "f"}, {"f": "g", "g": "f"}])
+    def test_recursive_functions_are_refused(self, bodies: dict[str, str]) -> None:
+        """A function that calls itself, at once or around a corner, would expand for ever."""
+        with pytest.raises(LoadFailed, match="calls itself"):
+            check_graph(_calling("f", bodies), MANIFEST)
+
+    def test_f11_deep_graphs_are_refused(self) -> None:
+        """Ten thousand levels do not parse; what parses may nest only so deep."""
+        model = graphs.id32()
+        graph = model.graph
+        for _ in range(20):
+            node = graph.node.add(op_type="If", input=["c"], output=["o"])
+            graph = node.attribute.add(name="g", type=onnx.AttributeProto.GRAPH).g
+        with pytest.raises(LoadFailed, match="deeper than 16"):
+            check_graph(model, MANIFEST)
+        with pytest.raises(LoadFailed, match="not an ONNX model"):
+            parse_graph(_nested(10_000))
+
+    def test_c14_a_thousand_damaged_graphs_are_refused_or_pass(self) -> None:
+        """One flipped byte leads to an answer, never to another exception."""
+        data = package_onnx("m", graphs.gemm()).objects[0]
+        graph = bytearray(b"".join(data.chunks()))
+        choice = random.Random(0)
+        refused = 0
+        for _ in range(1000):
+            damaged = bytearray(graph)
+            damaged[choice.randrange(len(graph))] ^= choice.randrange(1, 256)
+            try:
+                check_graph(parse_graph(bytes(damaged)), MANIFEST)
+            except LoadFailed:
+                refused += 1
+        assert 0 < refused < 1000
+
+
+class TestFacts:
+    def test_control_flow_is_seen(self) -> None:
+        """A loop makes the run time depend on the input."""
+        assert has_control_flow(graphs.endless())
+        assert not has_control_flow(graphs.id32())
+
+    def test_operators_that_see_the_whole_batch_are_named(self) -> None:
+        """Dynamic quantization has one scale for all rows."""
+        assert "one scale" in str(reason_not_to_batch(graphs.dynamic_quantized()))
+        assert reason_not_to_batch(graphs.gemm()) is None
+
+
+def _calling(name: str, bodies: dict[str, str]) -> onnx.ModelProto:
+    opsets = [helper.make_opsetid("", graphs.OPSET), helper.make_opsetid("own", 1)]
+    functions = [
+        helper.make_function(
+            "own",
+            function,
+            ["a"],
+            ["b"],
+            [helper.make_node(inner, ["a"], ["b"], domain="own" if inner in bodies else "")],
+            opsets,
+        )
+        for function, inner in bodies.items()
+    ]
+    return graphs.build(
+        [helper.make_node(name, ["x"], ["y"], domain="own")],
+        [graphs.value("x", TensorProto.FLOAT, ("N",))],
+        [graphs.value("y", TensorProto.FLOAT, ("N",))],
+        functions=functions,
+        domains=[("own", 1)],
+    )
+
+
+def _nested(levels: int) -> bytes:
+    """Return the bytes of a model with subgraphs nested deeper than any library builds them."""
+
+    def field(number: int, data: bytes) -> bytes:
+        length, size = b"", len(data)
+        while size > 127:
+            length += bytes([size & 127 | 128])
+            size >>= 7
+        return bytes([number << 3 | 2]) + length + bytes([size]) + data
+
+    graph = b""
+    for _ in range(levels):
+        # GraphProto.node = 1, NodeProto.attribute = 5, AttributeProto.g = 6.
+        graph = field(1, field(5, field(6, graph)))
+    return b"\x08\x08" + field(7, graph)

@@ -1,0 +1,214 @@
+"""A control plane over a real store and a fake fleet, and the admin app on top of it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+
+from models.errors import LoadFailed
+from models.servable import Inspection
+from models.signature import Signature, TensorSpec
+from registry.files import Files
+from registry.manifest import Manifest, TensorEntry
+from registry.store import Store, VersionRecord
+from serving.auth import Actor
+from serving.control_plane import ControlPlane
+from serving.fleet import VersionKey, VersionReport, WorkerInfo
+from serving.http_admin import create_admin_app
+from serving.settings import SCOPES, Settings, Token
+from serving.target import Target, parse_target
+from tests.disk_model import UnsyncedFiles
+
+MIB = 1 << 20
+SIGNATURE = Signature(
+    inputs=(TensorSpec("x", "FP32", (-1, 2)),), outputs=(TensorSpec("y", "FP32", (-1, 1)),)
+)
+
+
+class FakeFleet:
+    """Holds every target at once, unless told to wait or to refuse a version."""
+
+    def __init__(self) -> None:
+        self.targets: list[Target] = []
+        self.refused: dict[VersionKey, str] = {}
+        self.private_bytes: dict[VersionKey, int] = {}
+        self.is_stuck = False
+        self.slots: tuple[WorkerInfo, ...] = (
+            WorkerInfo(0, 41, "serving", 1, (0,), 0, memory_bytes=7),
+        )
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.waiting = asyncio.Event()
+        self._callback: Callable[[str, int, str], None] | None = None
+
+    def publish(self, target: Target) -> None:
+        if self.targets and target.generation <= self.targets[-1].generation:
+            raise AssertionError("generations only rise")
+        # What cannot go over the wire must not be published.
+        assert parse_target(target.to_json()) == target
+        self.targets.append(target)
+
+    async def settled(
+        self, generation: int, timeout_s: float
+    ) -> Mapping[VersionKey, VersionReport]:
+        assert self.targets[-1].generation >= generation
+        if self.is_stuck:
+            raise TimeoutError
+        self.waiting.set()
+        async with asyncio.timeout(20):
+            await self.gate.wait()
+        return {key: self._report(key) for key in self.held}
+
+    def _report(self, key: VersionKey) -> VersionReport:
+        if key in self.refused:
+            return VersionReport("FAILED", self.refused[key])
+        return VersionReport("READY", "", 0.1, self.private_bytes.get(key, 0))
+
+    @property
+    def held(self) -> dict[VersionKey, bool]:
+        """Versions of the newest target, and whether they may answer."""
+        return {(v.model, v.version): v.is_serving for v in self.targets[-1].versions}
+
+    def workers(self) -> tuple[WorkerInfo, ...]:
+        return self.slots
+
+    def on_quarantine(self, callback: Callable[[str, int, str], None]) -> None:
+        self._callback = callback
+
+    def quarantine(self, model: str, version: int, reason: str) -> None:
+        assert self._callback is not None
+        self._callback(model, version, reason)
+
+
+class FakeInspector:
+    """Finds every version good, but those it is told to refuse; may be held at a gate."""
+
+    def __init__(self) -> None:
+        self.refused: dict[str, str] = {}
+        self.private_bytes = 0
+        self.calls: list[str] = []
+        self.limits: list[int] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+
+    def __call__(self, manifest: Manifest, memory_bytes: int) -> Inspection:
+        self.calls.append(manifest.digest)
+        self.limits.append(memory_bytes)
+        self.entered.set()
+        assert self.gate.wait(20)
+        if manifest.graph in self.refused:
+            raise LoadFailed(self.refused[manifest.graph])
+        return Inspection(SIGNATURE, True, "rows are independent", False, 0.001, 0.01,
+                          self.private_bytes)  # fmt: skip
+
+
+def digest_of(data: bytes) -> str:
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+@dataclass
+class World:
+    """One server without its workers and its sockets; ``restart`` is a crash and a new start."""
+
+    root: Path
+    settings: Settings
+    budget_bytes: int = 100 * MIB
+    inspector: FakeInspector = field(default_factory=FakeInspector)
+    files: Files = field(default_factory=UnsyncedFiles)
+    actor: Actor = field(default_factory=lambda: Actor("tester", frozenset(SCOPES), "127.0.0.1"))
+
+    async def start(self, prepare: Callable[[FakeFleet], None] | None = None) -> None:
+        self.fleet = FakeFleet()
+        if prepare is not None:
+            prepare(self.fleet)
+        self.store = await asyncio.to_thread(Store.open, self.root, files=self.files)
+        self.control = ControlPlane(
+            self.store, self.fleet, self.settings, self.inspector,
+            budget_bytes=self.budget_bytes, workers=2,
+        )  # fmt: skip
+        await self.control.start()
+
+    async def stop(self) -> None:
+        self.inspector.gate.set()
+        await self.control.close()
+        await asyncio.to_thread(self.store.close)
+
+    async def restart(self, prepare: Callable[[FakeFleet], None] | None = None) -> None:
+        await self.stop()
+        await self.start(prepare)
+
+    def put(self, data: bytes) -> str:
+        digest = digest_of(data)
+        with self.store.begin_upload(digest, len(data)) as upload:
+            upload.write(data)
+            upload.commit()
+        return digest
+
+    def manifest(self, model: str, graph: bytes, *tensors: bytes) -> Manifest:
+        """A manifest whose objects are in the store."""
+        entries = tuple(TensorEntry(self.put(t), len(t)) for t in tensors)
+        return Manifest(model, self.put(graph), entries, SIGNATURE.to_json(), {"name": "onnx"})
+
+    async def push(self, model: str, graph: bytes, *tensors: bytes) -> VersionRecord:
+        manifest = await asyncio.to_thread(self.manifest, model, graph, *tensors)
+        record, _ = await self.control.publish(manifest, self.actor)
+        return record
+
+    async def load(self, model: str, version: int) -> None:
+        operation = self.control.load(model, version, self.actor)
+        assert await operation.wait(20)
+        if operation.error is not None:
+            raise operation.error
+
+    async def unload(self, model: str, version: int) -> None:
+        operation = self.control.unload(model, version, self.actor)
+        assert await operation.wait(20)
+        if operation.error is not None:
+            raise operation.error
+
+    async def push_loaded(self, model: str, count: int) -> None:
+        for number in range(count):
+            record = await self.push(model, f"{model} graph {number}".encode())
+            await self.load(model, record.version)
+
+    def client(self, *, tokens: tuple[Token, ...] = (), **more: object) -> httpx.AsyncClient:
+        app = create_admin_app(
+            self.control, self.settings, tokens=tokens, render_metrics=lambda: b"metrics 1\n"
+        )
+        return httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8081", **more
+        )
+
+
+@pytest.fixture
+def make_world(tmp_path: Path) -> Callable[..., World]:
+    """Make further worlds, which the test starts and stops itself."""
+
+    def make(root: Path | None = None, files: Files | None = None) -> World:
+        return World(root or tmp_path / "store", Settings(), files=files or UnsyncedFiles())
+
+    return make
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    """A started world with an empty store."""
+    made = World(tmp_path / "store", Settings())
+    await made.start()
+    yield made
+    await made.stop()
+
+
+@pytest.fixture
+async def client(world: World) -> AsyncIterator[httpx.AsyncClient]:
+    """The admin plane of ``world``, open as on loopback without tokens."""
+    async with world.client() as made:
+        yield made

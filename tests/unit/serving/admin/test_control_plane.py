@@ -1,0 +1,564 @@
+"""The control plane: loads, failures, routes, restarts, quarantine."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from models.errors import LoadFailed
+from registry.errors import Conflict, Corrupt, NotFound, OverBudget
+from serving.errors import DeadlineExpired
+
+pytestmark = pytest.mark.timeout(30)
+
+
+async def test_load_makes_a_version_ready_in_two_steps(world):
+    """A version is mapped everywhere before it may answer anywhere."""
+    await world.push("m", b"graph")
+    await world.load("m", 1)
+
+    steps = [[(v.version, v.is_serving) for v in target.versions] for target in world.fleet.targets]
+    assert steps[-2:] == [[(1, False)], [(1, True)]]
+    assert world.control.status("m", 1)[0] == "READY"
+
+
+async def test_first_load_becomes_the_route_and_later_ones_do_not(world):
+    """A later load never moves traffic."""
+    await world.push_loaded("m", 2)
+
+    assert world.fleet.targets[-1].routes == {"m": 1}
+    assert world.control.route("m").previous is None
+
+
+async def test_route_that_follows_latest_moves_with_a_load(world):
+    """Following the latest is a choice, and then a load moves traffic."""
+    await world.push_loaded("m", 1)
+    await world.control.set_route("m", None, world.actor)
+    record = await world.push("m", b"second")
+    await world.load("m", record.version)
+
+    route = world.control.route("m")
+    assert (route.version, route.previous, route.is_latest) == (2, 1, True)
+
+
+async def test_load_of_a_ready_version_has_ended_at_once(world):
+    """Loading what is READY succeeds without work."""
+    await world.push_loaded("m", 1)
+    before = len(world.fleet.targets)
+
+    operation = world.control.load("m", 1, world.actor)
+
+    assert operation.state == "succeeded"
+    assert (len(world.fleet.targets), len(world.inspector.calls)) == (before, 1)
+
+
+async def test_c02_failed_load_leaves_everything_else_and_a_later_good_one_works(world):
+    """A version that the inspection refuses is FAILED with the reason; nothing else changes."""
+    await world.push_loaded("m", 1)
+    bad = await world.push("m", b"bad")
+    world.inspector.refused[bad.manifest.graph] = "not a graph"
+    before = world.fleet.targets[-1]
+
+    with pytest.raises(LoadFailed, match="not a graph"):
+        await world.load("m", 2)
+
+    after = world.fleet.targets[-1]
+    assert (after.versions, after.routes) == (before.versions, before.routes)
+    assert world.control.status("m", 2) == ("FAILED", "not a graph")
+    good = await world.push("m", b"good")
+    await world.load("m", good.version)
+    assert world.control.status("m", 3)[0] == "READY"
+    world.inspector.refused.clear()
+    await world.load("m", 2)
+    assert world.control.status("m", 2)[0] == "READY"
+
+
+async def test_c02_version_that_fails_in_a_worker_is_taken_out_again(world):
+    """A load that a worker refuses ends FAILED, and no worker is left with it."""
+    await world.push_loaded("m", 1)
+    await world.push("m", b"second")
+    world.fleet.refused["m", 2] = "out of memory while warming up"
+
+    with pytest.raises(LoadFailed, match="while warming up"):
+        await world.load("m", 2)
+
+    assert world.fleet.held == {("m", 1): True}
+    assert world.control.status("m", 2) == ("FAILED", "out of memory while warming up")
+    assert world.control.ledger.unreleased_bytes() == 0
+    assert world.fleet.targets[-1].routes == {"m": 1}
+
+
+async def test_c02_version_over_the_budget_is_refused_with_the_plan(world):
+    """A load that the budget has no room for says what it needs and what is free."""
+    world.control.ledger.budget_bytes = 1000
+    await world.push("m", b"graph", b"w" * 1001)
+
+    with pytest.raises(OverBudget, match="needs 1001 bytes") as caught:
+        await world.load("m", 1)
+
+    assert caught.value.plan["free_bytes"] == 1000
+    assert world.inspector.calls == []
+    assert world.control.status("m", 1)[0] == "FAILED"
+
+
+async def test_private_memory_counts_for_each_worker(world):
+    """What the inspection finds private is reserved once a worker."""
+    world.control.ledger.budget_bytes = 1000
+    world.inspector.private_bytes = 501
+    await world.push("m", b"graph")
+
+    with pytest.raises(OverBudget, match="needs 1002 bytes"):
+        await world.load("m", 1)
+
+
+async def test_shared_weights_are_reserved_once(world):
+    """Two versions with the same tensor reserve its bytes once."""
+    world.control.ledger.budget_bytes = 1500
+    await world.push("m", b"one", b"w" * 1000)
+    await world.push("m", b"two", b"w" * 1000, b"own")
+    await world.load("m", 1)
+    await world.load("m", 2)
+
+    memory = world.control.ledger.versions()["m", 2]
+    assert world.control.ledger.committed_bytes() == 1003
+    assert (memory.unique_bytes, memory.shared_bytes) == (3, 1000)
+
+
+async def test_measured_private_memory_replaces_a_smaller_guess(world):
+    """What workers measured is what the ledger counts from then on."""
+    world.inspector.private_bytes = 10
+    world.fleet.private_bytes["m", 1] = 400
+    await world.push_loaded("m", 1)
+
+    assert world.control.ledger.committed_bytes() == 800
+
+
+async def test_damaged_object_is_found_before_anything_is_loaded(world):
+    """A load compares the objects with their digests first."""
+    record = await world.push("m", b"graph", b"w" * 100)
+    path = world.store.objects_dir / record.manifest.tensors[0].digest.removeprefix("sha256:")
+    path.chmod(0o644)
+    path.write_bytes(b"v" * 100)
+
+    with pytest.raises(Corrupt):
+        await world.load("m", 1)
+
+    assert world.inspector.calls == []
+    assert world.control.status("m", 1)[0] == "FAILED"
+
+
+async def test_workers_that_do_not_answer_fail_the_load(world):
+    """A load ends when the time is over, FAILED, with the reason."""
+    await world.push("m", b"graph")
+    world.fleet.is_stuck = True
+
+    with pytest.raises(DeadlineExpired, match="600 s"):
+        await world.load("m", 1)
+
+    assert world.control.status("m", 1)[0] == "FAILED"
+    assert world.fleet.held == {}
+    world.fleet.is_stuck = False
+    await world.load("m", 1)
+    assert world.control.status("m", 1)[0] == "READY"
+    assert world.control.ledger.unreleased_bytes() == 0
+
+
+async def test_unload_of_what_is_named_is_refused_at_once(world):
+    """Routed, previous and aliased versions cannot be unloaded; the refusal says why."""
+    await world.push_loaded("m", 3)
+    await world.control.set_route("m", 2, world.actor)
+    await world.control.set_alias("m", "prod", 3, world.actor)
+
+    for version, why in ((1, "rollback"), (2, "the route"), (3, "alias 'prod'")):
+        with pytest.raises(Conflict, match=why):
+            world.control.unload("m", version, world.actor)
+
+
+async def test_c10_unload_ends_when_the_workers_gave_it_back(world):
+    """An unload is under way, and its memory reserved, until every worker reported it gone."""
+    await world.push_loaded("m", 1)
+    record = await world.push("m", b"two", b"w" * 100)
+    await world.load("m", record.version)
+    world.fleet.gate.clear()
+    world.fleet.waiting.clear()
+
+    operation = world.control.unload("m", 2, world.actor)
+    await world.fleet.waiting.wait()
+
+    assert operation.is_running
+    assert world.control.status("m", 2)[0] == "DRAINING"
+    assert world.control.ledger.unreleased_bytes() == 100
+    world.fleet.gate.set()
+    await operation.wait()
+    assert (operation.state, operation.progress) == ("succeeded", 1.0)
+    assert world.control.status("m", 2)[0] == "UNLOADED"
+    assert world.control.ledger.committed_bytes() == 0
+
+
+async def test_unload_of_a_failed_version_forgets_the_failure(world):
+    """A FAILED version becomes UNLOADED."""
+    bad = await world.push("m", b"bad")
+    world.inspector.refused[bad.manifest.graph] = "no"
+    with pytest.raises(LoadFailed):
+        await world.load("m", 1)
+
+    await world.unload("m", 1)
+
+    assert world.control.status("m", 1)[0] == "UNLOADED"
+
+
+async def test_c08_equal_loads_at_once_share_one_operation(world):
+    """Eight callers that load one version get one operation and one inspection."""
+    await world.push("m", b"graph")
+    operations = [world.control.load("m", 1, world.actor) for _ in range(8)]
+    await asyncio.gather(*(operation.wait() for operation in operations))
+
+    assert len({operation.id for operation in operations}) == 1
+    assert len(world.inspector.calls) == 1
+
+
+async def test_c08_last_call_decides(world):
+    """Load, unload, load in a row end in the order they came in."""
+    await world.push_loaded("m", 1)
+    await world.push("m", b"two")
+    world.inspector.gate.clear()
+    first = world.control.load("m", 2, world.actor)
+    second = world.control.unload("m", 2, world.actor)
+    third = world.control.load("m", 2, world.actor)
+    assert len({first.id, second.id, third.id}) == 3
+    world.inspector.gate.set()
+    await third.wait()
+
+    assert [op.state for op in (first, second, third)] == ["succeeded"] * 3
+    assert world.control.status("m", 2)[0] == "READY"
+    last = world.control.unload("m", 2, world.actor)
+    await last.wait()
+    assert world.control.status("m", 2)[0] == "UNLOADED"
+
+
+@pytest.mark.slow
+async def test_c08_many_callers_end_in_a_state_that_is_true(world):
+    """64 callers that load and unload one version all get an answer; the last one holds."""
+    await world.push_loaded("m", 1)
+    await world.push("m", b"two")
+
+    async def call(number: int) -> str:
+        begin = world.control.load if number % 2 else world.control.unload
+        operation = begin("m", 2, world.actor)
+        await operation.wait()
+        return operation.state
+
+    states = await asyncio.gather(*(call(number) for number in range(64)))
+
+    assert set(states) == {"succeeded"}
+    assert world.control.status("m", 2)[0] == "READY"
+    assert world.fleet.held == {("m", 1): True, ("m", 2): True}
+
+
+async def test_loads_of_different_versions_go_one_at_a_time(world):
+    """The second load waits for the first, and says so."""
+    await world.push("m", b"one")
+    await world.push("n", b"two")
+    world.inspector.gate.clear()
+    first = world.control.load("m", 1, world.actor)
+    await asyncio.to_thread(world.inspector.entered.wait, 20)
+    second = world.control.load("n", 1, world.actor)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+    assert second.stage == "waiting for another load"
+    assert world.control.status("n", 1)[0] == "LOADING"
+    assert len(world.inspector.calls) == 1
+    world.inspector.gate.set()
+    await first.wait()
+    await second.wait()
+    assert second.state == "succeeded"
+
+
+async def test_rollback_goes_back_and_forth_in_one_call(world):
+    """Without a number a rollback goes to the version that the route came from."""
+    await world.push_loaded("m", 2)
+    await world.control.set_route("m", 2, world.actor)
+
+    assert (await world.control.rollback("m", None, world.actor)).version == 1
+    assert (await world.control.rollback("m", None, world.actor)).version == 2
+    assert [c.version for c in world.control.route("m").history] == [1, 2, 1, 2]
+
+
+async def test_rollback_loads_what_it_goes_to(world):
+    """A version of the history that is not loaded any more is loaded first."""
+    await world.push_loaded("m", 3)
+    await world.control.set_route("m", 2, world.actor)
+    await world.control.set_route("m", 3, world.actor)
+    await world.unload("m", 1)
+
+    route = await world.control.rollback("m", 1, world.actor)
+
+    assert (route.version, route.previous) == (1, 3)
+    assert world.control.status("m", 1)[0] == "READY"
+
+
+async def test_rollback_to_where_the_route_never_was_is_refused(world):
+    """A rollback goes back; new versions are routed to."""
+    await world.push_loaded("m", 2)
+
+    with pytest.raises(Conflict, match="never been at version 2"):
+        await world.control.rollback("m", 2, world.actor)
+    with pytest.raises(Conflict, match="nothing to go back to"):
+        await world.control.rollback("m", None, world.actor)
+
+
+async def test_route_and_alias_refuse_what_is_not_ready(world):
+    """Only READY versions can be named."""
+    await world.push_loaded("m", 1)
+    await world.push("m", b"two")
+
+    with pytest.raises(Conflict, match="not loaded"):
+        await world.control.set_route("m", 2, world.actor)
+    with pytest.raises(Conflict, match="not loaded"):
+        await world.control.set_alias("m", "prod", 2, world.actor)
+    with pytest.raises(NotFound):
+        await world.control.set_route("m", 9, world.actor)
+
+
+async def test_if_match_refuses_a_change_of_what_changed_meanwhile(world):
+    """A guarded change happens only on what the caller saw."""
+    await world.push_loaded("m", 2)
+    etag = world.control.route("m").etag
+    await world.control.set_route("m", 2, world.actor, if_match=etag)
+
+    with pytest.raises(Conflict, match="If-Match"):
+        await world.control.set_route("m", 1, world.actor, if_match=etag)
+    alias, _ = await world.control.set_alias("m", "a", 1, world.actor)
+    with pytest.raises(Conflict, match="If-Match"):
+        await world.control.delete_alias("m", "a", world.actor, if_match='"0"')
+    await world.control.delete_alias("m", "a", world.actor, if_match=alias.etag)
+
+
+async def test_every_change_is_an_event_with_before_and_after(world):
+    """Events say what changed, who wanted it and why."""
+    await world.push_loaded("m", 2)
+    await world.control.set_route("m", 2, world.actor, "better")
+    await world.control.set_alias("m", "prod", 2, world.actor)
+    await world.control.delete_alias("m", "prod", world.actor)
+    await world.control.rollback("m", None, world.actor)
+    await world.control.delete_route("m", world.actor)
+    await world.unload("m", 1)
+    await world.control.delete("m", 1, world.actor)
+    await world.control.gc(world.actor)
+    events = await world.control.events(0, None, 100)
+
+    assert [event.kind for event in events] == [
+        "publish", "load", "publish", "load", "route", "alias", "alias_deleted", "rollback",
+        "route_deleted", "unload", "delete", "gc",
+    ]  # fmt: skip
+    assert [event.seq for event in events] == list(range(1, 13))
+    route = events[4]
+    assert (route.who, route.address, route.reason) == ("tester", "127.0.0.1", "better")
+    assert route.before == {"route": {"version": 1, "latest": False, "previous": None}}
+    assert route.after == {"route": {"version": 2, "latest": False, "previous": 1}}
+
+
+async def test_what_changes_nothing_is_no_event(world):
+    """Setting what is set already neither records nor publishes anything."""
+    await world.push_loaded("m", 1)
+    before = (len(world.fleet.targets), world.store.events.last_seq)
+
+    await world.control.set_route("m", 1, world.actor)
+
+    assert (len(world.fleet.targets), world.store.events.last_seq) == before
+
+
+async def test_publishing_tells_the_workers_of_the_version(world):
+    """A new version is known to the workers, so that they can say that it is not loaded."""
+    await world.push("m", b"graph")
+
+    entry = world.fleet.targets[-1].catalog["m"][1]
+    assert (entry.state, entry.signature["inputs"][0]["name"]) == ("UNLOADED", "x")
+
+
+async def test_delete_is_refused_while_loaded_or_loading(world):
+    """Only a version that nothing uses can go."""
+    await world.push_loaded("m", 2)
+    with pytest.raises(Conflict, match="loaded"):
+        await world.control.delete("m", 2, world.actor)
+    world.inspector.gate.clear()
+    await world.push("m", b"third")
+    operation = world.control.load("m", 3, world.actor)
+    with pytest.raises(Conflict, match="under way"):
+        await world.control.delete("m", 3, world.actor)
+    world.inspector.gate.set()
+    await operation.wait()
+
+
+async def test_deleted_version_is_gone_and_its_number_not_reused(world):
+    """C07: a number is given once."""
+    await world.push_loaded("m", 1)
+    await world.push("m", b"two")
+    await world.control.delete("m", 2, world.actor)
+
+    assert 2 not in world.fleet.targets[-1].catalog["m"]
+    assert (await world.push("m", b"two")).version == 3
+
+
+async def test_restart_loads_again_what_was_loaded_routed_first(world):
+    """After a start everything is READY again; ready is said only then."""
+    await world.push_loaded("a", 2)
+    await world.push_loaded("b", 1)
+    await world.control.set_route("a", 2, world.actor)
+    calls = len(world.inspector.calls)
+
+    await world.restart()
+    await world.control.restored()
+
+    targets = world.fleet.targets
+    orders = [[(v.model, v.version) for v in target.versions] for target in targets]
+    assert orders[0] == []
+    assert orders[1] == [("a", 2)]
+    assert [t.is_restored for t in targets] == [False] * (len(targets) - 1) + [True]
+    assert world.fleet.held == {("a", 1): True, ("a", 2): True, ("b", 1): True}
+    assert targets[-1].routes == {"a": 2, "b": 1}
+    assert len(world.inspector.calls) == calls
+
+
+async def test_restart_with_a_damaged_version_brings_the_others_back(world):
+    """A version whose objects are damaged is FAILED, and its route goes back."""
+    await world.push_loaded("m", 1)
+    record = await world.push("m", b"two", b"w" * 100)
+    await world.load("m", 2)
+    await world.control.set_route("m", 2, world.actor)
+    await world.stop()
+    path = world.store.objects_dir / record.manifest.tensors[0].digest.removeprefix("sha256:")
+    path.chmod(0o644)
+    path.write_bytes(b"v" * 100)
+    await world.start()
+    await world.control.restored()
+
+    assert world.control.status("m", 2)[0] == "FAILED"
+    assert world.fleet.held == {("m", 1): True}
+    assert world.control.route("m").version == 1
+    assert world.fleet.targets[-1].is_restored
+
+
+async def test_restart_within_a_smaller_budget_keeps_what_fits(world):
+    """What does not fit any more is FAILED; the routed version comes first."""
+    await world.push("m", b"one", b"a" * 600)
+    await world.push("m", b"two", b"b" * 600)
+    await world.load("m", 1)
+    await world.load("m", 2)
+    await world.control.set_route("m", 2, world.actor)
+    world.budget_bytes = 1000
+
+    await world.restart()
+    await world.control.restored()
+
+    assert world.fleet.held == {("m", 2): True}
+    assert "budget" in world.control.status("m", 1)[1]
+
+
+async def test_load_that_the_end_of_the_server_cut_short_is_failed(world):
+    """A load nobody acknowledged is not repeated by itself."""
+    await world.push_loaded("m", 1)
+    await world.push("m", b"two")
+    world.fleet.gate.clear()
+    world.fleet.waiting.clear()
+    operation = world.control.load("m", 2, world.actor)
+    await world.fleet.waiting.wait()
+
+    await world.restart()
+    await world.control.restored()
+
+    assert operation.reason == "the server stopped before it ended"
+    assert world.control.status("m", 2) == (
+        "FAILED", "the server ended while it was being loaded: load it again",
+    )  # fmt: skip
+    assert world.fleet.held == {("m", 1): True}
+    await world.load("m", 2)
+
+
+async def test_version_waiting_for_its_restore_can_be_asked_for(world):
+    """A load of a version that the restore has not reached brings it back."""
+    await world.push_loaded("a", 1)
+    await world.push_loaded("b", 1)
+    await world.restart(lambda fleet: fleet.gate.clear())
+    await world.fleet.waiting.wait()
+    assert world.control.status("b", 1)[0] == "LOADING"
+    with pytest.raises(Conflict, match="start"):
+        await world.control.set_route("b", 1, world.actor)
+    operation = world.control.load("b", 1, world.actor)
+    world.fleet.gate.set()
+    await operation.wait()
+    await world.control.restored()
+
+    assert operation.state == "succeeded"
+    assert world.fleet.held == {("a", 1): True, ("b", 1): True}
+
+
+async def test_quarantined_version_fails_and_the_route_goes_back(world):
+    """What killed too many workers is taken out; its route goes to the previous version."""
+    await world.push_loaded("m", 2)
+    await world.control.set_route("m", 2, world.actor)
+
+    world.fleet.quarantine("m", 2, "in flight at three worker deaths")
+    await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
+
+    assert world.fleet.held == {("m", 1): True}
+    assert world.fleet.targets[-1].routes == {"m": 1}
+    assert world.control.status("m", 2) == ("FAILED", "in flight at three worker deaths")
+    assert world.control.route("m").previous is None
+
+
+async def test_quarantine_of_a_load_under_way_fails_that_load(world):
+    """A version that kills the workers while it is loaded ends its operation with the reason."""
+    await world.push("m", b"graph")
+    world.fleet.gate.clear()
+    world.fleet.waiting.clear()
+    operation = world.control.load("m", 1, world.actor)
+    await world.fleet.waiting.wait()
+
+    world.fleet.quarantine("m", 1, "killed three workers")
+    world.fleet.gate.set()
+    await operation.wait()
+
+    assert operation.reason == "killed three workers"
+    assert world.fleet.held == {}
+
+
+async def test_damage_found_before_a_respawn_fails_the_version(world):
+    """C04: a worker that replaces a dead one never maps a damaged object."""
+    await world.push_loaded("m", 1)
+    record = await world.push("m", b"two", b"w" * 100)
+    await world.load("m", 2)
+    path = world.store.objects_dir / record.manifest.tensors[0].digest.removeprefix("sha256:")
+    path.chmod(0o644)
+    path.write_bytes(b"v" * 100)
+
+    await world.control.before_respawn()
+
+    assert world.fleet.held == {("m", 1): True}
+    assert world.control.status("m", 2)[0] == "FAILED"
+
+
+async def test_plan_changes_nothing(world):
+    """A plan says what a load would take."""
+    await world.push("m", b"one", b"w" * 100)
+
+    plan = world.control.plan("m", 1)
+
+    assert (plan.needs_bytes, plan.fits, plan.workers) == (100, True, 2)
+    assert world.control.status("m", 1)[0] == "UNLOADED"
+
+
+async def test_cancelled_caller_does_not_cut_a_change_short(world):
+    """A change that has begun is persisted, recorded and published, whoever waits for it."""
+    await world.push_loaded("m", 2)
+    task = asyncio.create_task(world.control.set_route("m", 2, world.actor))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await world.control.writer.close()
+
+    assert world.fleet.targets[-1].routes == {"m": 2}
+    assert world.control.route("m").version == 2

@@ -1,0 +1,264 @@
+"""Every command against a server: what it sends, what it prints, how it ends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from serving.cli import main
+from tests.unit.serving.cli.conftest import FakeServer, operation
+
+
+@pytest.fixture
+def ramrack(server: FakeServer, monkeypatch: pytest.MonkeyPatch, capsys, tmp_path: Path):
+    """Run a command against the fake server; returns exit code, stdout, stderr."""
+    monkeypatch.setenv("RAMRACK_URL", server.url)
+    monkeypatch.setenv("RAMRACK_ADMIN_URL", server.url)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        assert "Traceback" not in captured.err
+        return code, captured.out, captured.err
+
+    return run
+
+
+def test_ls_without_models_says_what_to_do(ramrack):
+    """An empty server is no error, and the next step is named."""
+    assert ramrack("ls") == (0, "", "no models yet: ramrack push NAME FILE brings the first\n")
+
+
+def test_ls_lists_every_version(ramrack, server: FakeServer):
+    """One line a version; with --json what the server said."""
+    server.add_version("fraud", "READY")
+    server.add_version("fraud")
+    code, out, _ = ramrack("ls")
+    assert code == 0
+    assert [line.split()[:3] for line in out.splitlines()] == [
+        ["model", "version", "state"], ["fraud", "1", "READY"], ["fraud", "2", "UNLOADED"],
+    ]  # fmt: skip
+    assert "2.0 KiB" in out
+    code, out, _ = ramrack("ls", "fraud", "--json")
+    assert [v["version"] for v in json.loads(out)["models"][0]["versions"]] == [1, 2]
+
+
+def test_a_name_from_elsewhere_cannot_steer_the_terminal(ramrack, server: FakeServer):
+    """Control characters in what the server says are not printed."""
+    server.add_version("m")["reason"] = "bad\x1b[2Jthing [red]x"
+    _, out, _ = ramrack("ls")
+    assert "\x1b" not in out
+    assert "[red]x" in out
+
+
+def test_ps_shows_what_is_loaded_with_its_requests(ramrack, server: FakeServer):
+    """Only loaded versions, with counts of the data plane and the memory in all."""
+    server.add_version("fraud", "READY")
+    server.add_version("fraud")
+    counts = {"success": {"count": 41}, "fail": {"count": 2}}
+    server.answers["GET", "/v2/models/stats"] = [
+        (200, {"model_stats": [{"name": "fraud", "version": "1", "inference_stats": counts}]})
+    ]
+    code, out, err = ramrack("ps")
+    assert code == 0
+    assert out.splitlines()[1].split()[:2] == ["fraud", "1"]
+    assert " 41 " in out
+    assert len(out.splitlines()) == 2
+    assert err == ("memory: 1.0 KiB committed of 4.0 KiB, 3.0 KiB free; workers: 1 of 1 serve\n")
+    _, out, _ = ramrack("ps", "--json")
+    assert json.loads(out)["versions"][0]["requests"] == {"succeeded": 41, "failed": 2}
+
+
+def test_ps_works_while_the_data_plane_does_not_answer(ramrack, server: FakeServer):
+    """Without request counts the rest is still shown."""
+    server.add_version("fraud", "READY")
+    server.answers["GET", "/v2/models/stats"] = [(503, {"error": "stopping"})]
+    code, out, err = ramrack("ps")
+    assert (code, "no request counts: stopping" in err) == (0, True)
+    assert "fraud" in out
+
+
+def test_load_waits_for_the_end_of_the_operation(ramrack, server: FakeServer):
+    """A load that is still running is asked for until it is over."""
+    server.add_version("m")["traffic"] = 100
+    server.answers["POST", "/admin/v1/models/m/versions/1:load"] = [
+        (202, operation("load", "running"))
+    ]
+    server.answers["GET", "/admin/v1/operations/op1"] = [
+        (200, operation("load", "running")), (200, operation("load", "succeeded")),
+    ]  # fmt: skip
+    code, out, _ = ramrack("load", "m", "1", "--reason", "ticket 5")
+    assert code == 0
+    assert "loaded in 0.25 s, gets 100 % of the traffic" in out
+    post = next(call for call in server.calls if call[0] == "POST")
+    assert post[2] == {"reason": ["ticket 5"], "wait": ["1.0"]}
+
+
+def test_a_failed_load_ends_with_one_and_its_reason(ramrack, server: FakeServer):
+    """The reason of the server is on stderr, whether it comes at once or later."""
+    server.add_version("m")
+    path = "/admin/v1/models/m/versions/1:load"
+    server.answers["POST", path] = [(507, {"error": "needs 5 GiB, 1 GiB is free"})]
+    assert ramrack("load", "m", "1") == (1, "", "ramrack: needs 5 GiB, 1 GiB is free\n")
+    server.answers["POST", path] = [(202, operation("load", "running"))]
+    failed = operation("load", "failed", "the graph is damaged")
+    server.answers["GET", "/admin/v1/operations/op1"] = [(200, failed)]
+    assert ramrack("load", "m", "1") == (1, "", "ramrack: the graph is damaged\n")
+
+
+def test_a_load_that_takes_longer_than_asked_goes_on(ramrack, server: FakeServer):
+    """--timeout ends the waiting, not the load, and says where to ask."""
+    server.add_version("m")
+    server.answers["POST", "/admin/v1/models/m/versions/1:load"] = [
+        (202, operation("load", "running"))
+    ]
+    code, _, err = ramrack("load", "m", "1", "--timeout", "0")
+    assert code == 1
+    assert "still warming up after 0 s; it goes on in the server as operation op1" in err
+
+
+def test_unload_and_plan(ramrack, server: FakeServer):
+    """Unload waits for its end; plan prints what a load would need."""
+    server.add_version("m", "READY")
+    assert ramrack("unload", "m", "1") == (0, "m/1 is unloaded\n", "")
+    server.answers["POST", "/admin/v1/models/m/versions/1:plan"] = [
+        (200, {"needs_bytes": 2048, "free_bytes": 1024, "fits": False, "new_bytes": 1024,
+               "private_bytes_per_worker": 512})
+    ]  # fmt: skip
+    code, out, _ = ramrack("plan", "m", "1")
+    assert code == 0
+    assert "2.0 KiB" in out
+    assert out.splitlines()[-1].split() == ["fits", "no"]
+
+
+def test_alias_is_set_deleted_and_shown(ramrack, server: FakeServer):
+    """All three uses of alias, each with its sentence."""
+    server.add_version("m", "READY")
+    assert ramrack("alias", "m", "prod", "1")[:2] == (0, "m: alias prod names version 1\n")
+    assert ramrack("alias", "m", "prod", "--delete")[:2] == (0, "m: alias prod is gone\n")
+    assert ramrack("alias", "m") == (0, "", "m has no aliases\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("alias", "m", "latest", "1"), ("alias", "m", "Prod", "1"), ("alias", "m", "prod"),
+        ("alias", "m", "prod", "1", "--delete"), ("alias", "m", "--delete"),
+        ("route", "m", "1", "--latest"), ("load", "m", "01"), ("load", "m", "latest"),
+        ("load", "../m", "1"), ("load", "stats", "1"), ("push", "m", "no-such-file"),
+        ("predict", "m"), ("events", "--limit", "0"), ("snippet", "m", "--lang", "cobol"),
+        ("serve", "--port", "70000"), ("serve", "--memory-budget", "lots"), ("nonsense",), (),
+        ("verify", "--store", "no-such-dir"), ("gc", "--force"),
+    ],
+)  # fmt: skip
+def test_wrong_usage_ends_with_two_and_sends_nothing(ramrack, server: FakeServer, arguments):
+    """What cannot be meant is refused here, with the reason on stderr."""
+    code, out, err = ramrack(*arguments)
+    assert (code, out) == (2, "")
+    assert "ramrack: " in err
+    assert server.calls == []
+
+
+def test_route_is_shown_and_moved(ramrack, server: FakeServer):
+    """Moving the route sends one version with all the weight, or the wish to follow latest."""
+    server.add_version("m", "READY")
+    code, out, _ = ramrack("route", "m", "1")
+    assert (code, out) == (0, "m: version 1 gets 100 %; before that version 1\n")
+    ramrack("route", "m", "--latest")
+    bodies = [json.loads(call[3]) for call in server.calls if call[0] == "PUT"]
+    assert bodies == [{"split": [{"version": 1, "weight": 100}]}, {"latest": True}]
+    server.answers["GET", "/admin/v1/models/m/route/history"] = [
+        (200, {"history": [{"seq": 1, "time": "t", "who": "me", "reason": "first",
+                            "split": [{"version": 1, "weight": 100}], "latest": False}]})
+    ]  # fmt: skip
+    assert "first" in ramrack("route", "m", "--history")[1]
+
+
+def test_rollback_may_name_its_goal(ramrack, server: FakeServer):
+    """Rollback goes to the one before, or to --to."""
+    answer = {"model": "m", "split": [{"version": 1, "weight": 100}], "latest": False}
+    server.answers["POST", "/admin/v1/models/m/route:rollback"] = [(200, answer)]
+    assert ramrack("rollback", "m")[:2] == (0, "m: version 1 gets 100 %\n")
+    ramrack("rollback", "m", "--to", "3")
+    assert [json.loads(call[3]) for call in server.calls] == [{}, {"to": 3}]
+
+
+def test_rm_gc_and_events(ramrack, server: FakeServer):
+    """The housekeeping commands print what was done."""
+    server.answers["DELETE", "/admin/v1/models/m/versions/1"] = [(200, {"model": "m"})]
+    server.answers["POST", "/admin/v1/gc"] = [(200, {"objects": 2, "bytes": 4096})]
+    assert "m/1 is deleted" in ramrack("rm", "m", "1")[1]
+    assert ramrack("gc")[1] == "dropped 2 objects, 4.0 KiB\n"
+    event = {"seq": 5, "time": "t", "kind": "route", "model": "m", "version": 2, "who": "me",
+             "address": "a", "reason": "why",
+             "before": {"version": 1}, "after": {"version": 2}}  # fmt: skip
+    server.answers["GET", "/admin/v1/events"] = [(200, {"events": [event], "next": 5})]
+    out = ramrack("events", "--model", "m", "--since", "4")[1]
+    assert '{"version": 1} -> {"version": 2}' in out
+    assert server.calls[-1][2] == {"model": ["m"], "since": ["4"], "limit": ["50"]}
+
+
+def test_verify_ends_with_one_where_something_is_damaged(ramrack, server: FakeServer):
+    """Damage is named on stderr and in the exit code."""
+    answer = {"objects": 3, "bytes": 10, "damaged": []}
+    server.answers["POST", "/admin/v1/verify"] = [(200, answer)]
+    assert ramrack("verify") == (0, "checked 3 objects, 10 B\n", "")
+    damaged = answer | {"damaged": [{"digest": "sha256:1", "reason": "truncated"}]}
+    server.answers["POST", "/admin/v1/verify"] = [(200, damaged)]
+    code, _, err = ramrack("verify")
+    assert (code, err) == (1, "damaged: sha256:1: truncated\n")
+
+
+def test_a_token_of_the_environment_is_sent(ramrack, server: FakeServer, monkeypatch):
+    """The admin token is taken from its variable, never from a flag."""
+    monkeypatch.setenv("RAMRACK_ADMIN_TOKEN", "secret")
+    ramrack("ls")
+    assert server.headers[0]["authorization"] == "Bearer secret"
+
+
+def test_nobody_there_is_one_line_of_advice(ramrack, server: FakeServer):
+    """Without a server every command says how to start one."""
+    code, out, err = ramrack("ls", "--admin-url", "http://127.0.0.1:1")
+    assert (code, out) == (1, "")
+    assert err == (
+        "ramrack: no server at http://127.0.0.1:1: start one with `ramrack serve`, "
+        "or give its address\n"
+    )
+
+
+def test_doctor_looks_at_the_machine(ramrack):
+    """Doctor names cores, memory, limits and disk, and ends with 0 where a server could run."""
+    code, out, _ = ramrack("doctor", "--json")
+    findings = {finding["what"]: finding for finding in json.loads(out)["findings"]}
+    assert code == 0
+    assert {"cores", "threads", "memory", "memory lock limit", "page cache", "server",
+            "open files", "onnxruntime"} <= set(findings)  # fmt: skip
+    assert findings["server"]["value"].startswith("1 workers")
+
+
+def test_doctor_sends_a_reason_for_a_store_that_cannot_be_written(ramrack, monkeypatch):
+    """A folder without write access is a fault: exit 1 and what to do."""
+    monkeypatch.setattr("serving.cli.doctor.os.access", lambda *_: False)
+    code, out, _ = ramrack("doctor")
+    assert code == 1
+    assert "choose another --store" in out
+
+
+def test_snippets_name_the_models_inputs(ramrack, server: FakeServer):
+    """Each language gives a request with the input's name, shape and datatype."""
+    server.answers["GET", "/v2/models/m"] = [
+        (200, {"inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 2]}]})
+    ]
+    for language in ("curl", "python", "java"):
+        code, out, _ = ramrack("snippet", "m", "--lang", language)
+        assert code == 0
+        assert "/v2/models/m/infer" in out
+        assert "FP32" in out
+    code, out, _ = ramrack("snippet", "m")
+    body = json.loads(out.split(" -d '", 1)[1].rstrip("'\n"))
+    assert body["inputs"] == [
+        {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [0.5, 0.5]}
+    ]

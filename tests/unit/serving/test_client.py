@@ -1,0 +1,230 @@
+"""The client: what it repeats, what it sends, and how it words what went wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+
+from models.package import BytesObject, Package
+from registry.manifest import Manifest, TensorEntry
+from serving.client import AdminClient
+from serving.client_errors import ClientError, ServerUnreachable
+from serving.client_http import Http
+from serving.push import push_package
+
+Answer = Callable[[httpx.Request], httpx.Response]
+
+
+def client_of(answer: Answer, token: str = "") -> tuple[AdminClient, list[float]]:
+    """Return an admin client whose requests ``answer`` gets, and the pauses that it made."""
+    pauses: list[float] = []
+    http = Http("http://server:1", token, token_variable="RAMRACK_ADMIN_TOKEN",
+                transport=httpx.MockTransport(answer), sleep=pauses.append)  # fmt: skip
+    return AdminClient(http), pauses
+
+
+def test_the_servers_own_words_reach_the_user():
+    """An error answer becomes a ClientError with its text and status."""
+    client, _ = client_of(lambda _: httpx.Response(404, json={"error": "no model 'x'"}))
+    with client, pytest.raises(ClientError, match="no model 'x'") as caught:
+        client.model("x")
+    assert caught.value.status == 404
+
+
+def test_a_foreign_server_is_suspected():
+    """An error without our form asks whether this is the right server."""
+    client, _ = client_of(lambda _: httpx.Response(502, text="<html>"))
+    with client, pytest.raises(ClientError, match=r"502 .*is it a ramrack server"):
+        client.models()
+
+
+def test_an_answer_of_another_service_is_no_crash():
+    """A 200 that is not ours is a ClientError as well."""
+    client, _ = client_of(lambda _: httpx.Response(200, json=[1]))
+    with client, pytest.raises(ClientError, match="is it a ramrack server"):
+        client.models()
+
+
+def test_a_missing_token_is_said_with_where_to_give_it():
+    """A 401 names the variable."""
+    client, _ = client_of(lambda _: httpx.Response(401, json={"error": "token needed"}))
+    with client, pytest.raises(ClientError, match=r"token needed \(.*RAMRACK_ADMIN_TOKEN\)"):
+        client.models()
+
+
+def test_the_token_is_sent_as_bearer():
+    """The token travels in the Authorization header."""
+    seen = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request.headers["authorization"])
+        return httpx.Response(200, json={"models": []})
+
+    client, _ = client_of(answer, token="secret")
+    with client:
+        client.models()
+    assert seen == ["Bearer secret"]
+
+
+def test_nobody_there_says_how_to_start_one():
+    """A refused connection ends after one more try, with advice."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused", request=request)
+
+    client, pauses = client_of(answer)
+    with client, pytest.raises(ServerUnreachable, match=r"no server at .*`ramrack serve`"):
+        client.models()
+    assert pauses == [0.1]
+
+
+def test_a_broken_read_is_repeated_and_a_broken_change_is_not():
+    """GET is tried again after a broken connection; POST may have been done, so it is not."""
+    calls = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        calls.append(request.method)
+        if len(calls) in (1, 3):
+            raise httpx.ReadError("reset", request=request)
+        return httpx.Response(200, json={"models": []})
+
+    client, _ = client_of(answer)
+    with client:
+        assert client.models() == []
+        with pytest.raises(ServerUnreachable, match="broke"):
+            client.gc()
+    assert calls == ["GET", "GET", "POST"]
+
+
+@pytest.mark.parametrize("url", ["", "server:80", "ftp://x", "http://", "http://[::1"])
+def test_a_url_that_is_none_is_refused(url: str):
+    """An address that cannot be one is refused before anything is sent."""
+    with pytest.raises(ClientError, match="address"):
+        AdminClient.connect(url)
+
+
+class FakeAdmin:
+    """Objects and registrations of a server, over MockTransport."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, bytes] = {}
+        self.lengths: list[str | None] = []
+        self.puts: list[str] = []
+        self.break_first_put = False
+        self.forget_once = ""
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        digest = request.url.path.rsplit("/", 1)[-1]
+        if request.method == "HEAD":
+            return httpx.Response(200 if digest in self.held else 404)
+        if request.method == "PUT":
+            self.puts.append(digest)
+            self.lengths.append(request.headers.get("content-length"))
+            if self.break_first_put:
+                self.break_first_put = False
+                raise httpx.WriteError("reset", request=request)
+            self.held[digest] = request.read()
+            return httpx.Response(201)
+        if self.forget_once:
+            del self.held[self.forget_once]
+            missing, self.forget_once = self.forget_once, ""
+            return httpx.Response(409, json={"error": "missing", "missing": [missing]})
+        return httpx.Response(201, json={"version": 1, "digest": "sha256:x", "created": True})
+
+
+def package() -> Package:
+    """A graph and two tensors."""
+    graph, small, large = (BytesObject.of(data) for data in (b"g", b"s" * 10, b"l" * 3_000_000))
+    manifest = Manifest(
+        "m", graph.digest, tuple(TensorEntry(o.digest, o.size_bytes) for o in (small, large)), {},
+        {"name": "onnx"},
+    )  # fmt: skip
+    return Package(manifest, (graph, small, large))
+
+
+def test_a_push_sends_only_what_is_missing():
+    """Objects that the server holds are not sent again, and the result says what that saved."""
+    server, wanted = FakeAdmin(), package()
+    graph, small, large = wanted.objects
+    server.held[large.digest] = b""
+    client, _ = client_of(server)
+    with client:
+        result = push_package(client, wanted)
+    assert sorted(server.puts) == sorted([graph.digest, small.digest])
+    assert (result.bytes_sent, result.bytes_saved, result.objects_sent) == (11, 3_000_000, 2)
+    assert sorted(server.lengths) == ["1", "10"]
+
+
+def test_a_broken_upload_starts_anew_and_is_counted_once():
+    """After a broken connection the whole object is sent again; progress never ends over 100 %."""
+    server, wanted = FakeAdmin(), package()
+    server.break_first_put = True
+    seen: list[tuple[int, int]] = []
+    client, pauses = client_of(server)
+    with client:
+        push_package(client, wanted, progress=lambda done, total: seen.append((done, total)))
+    assert {o.digest: o.size_bytes for o in wanted.objects} == {
+        digest: len(data) for digest, data in server.held.items()
+    }
+    assert pauses == [0.1]
+    assert seen[-1] == (3_000_011, 3_000_011)
+
+
+def test_an_object_that_vanished_meanwhile_is_sent_again():
+    """Where a clean-up took an object between the question and the registration, it is resent."""
+    server, wanted = FakeAdmin(), package()
+    small = wanted.objects[1]
+    server.held[small.digest] = b""
+    server.forget_once = small.digest
+    client, _ = client_of(server)
+    with client:
+        result = push_package(client, wanted)
+    assert result.version == 1
+    assert server.held[small.digest] == b"s" * 10
+
+
+def test_a_refused_upload_stops_the_push():
+    """The first refusal ends the push with the server's reason; nothing is registered."""
+    calls = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        calls.append(request.method)
+        if request.method == "HEAD":
+            return httpx.Response(404)
+        return httpx.Response(507, json={"error": "the disk is full"})
+
+    client, _ = client_of(answer)
+    with client, pytest.raises(ClientError, match="the disk is full"):
+        push_package(client, package())
+    assert "POST" not in calls
+
+
+def test_an_upload_is_never_held_in_memory_as_a_whole():
+    """The body is an iterator that is read piece by piece."""
+    pieces = []
+
+    class Endless:
+        digest = "sha256:" + "0" * 64
+        size_bytes = 3 << 20
+
+        def chunks(self) -> Iterator[bytes]:
+            for _ in range(3):
+                pieces.append("made")
+                yield b"x" * (1 << 20)
+
+    class Streaming(httpx.BaseTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            if request.method == "HEAD":
+                return httpx.Response(404)
+            if request.method == "PUT":
+                for _ in request.stream:
+                    pieces.append("read")
+            return httpx.Response(201, json={"version": 1, "digest": "d", "created": True})
+
+    http = Http("http://server", token_variable="T", transport=Streaming())
+    manifest = Manifest("m", Endless.digest, (), {}, {"name": "onnx"})
+    with AdminClient(http) as client:
+        push_package(client, Package(manifest, (Endless(),)))
+    assert pieces == ["made", "read"] * 3
