@@ -129,7 +129,7 @@ def compare(
     return Parity(
         rows=rows,
         max_difference=float(every.max(initial=0.0)),
-        p999_difference=float(np.quantile(every, 0.999)) if every.size else 0.0,
+        p999_difference=float(np.quantile(every, 0.999, method="higher")) if every.size else 0.0,
         label_disagreements=disagreements,
         ties=ties,
         tolerance=tolerance,

@@ -126,7 +126,7 @@ def finish_load(state: DesiredState, name: str, version: int, stamp: Stamp) -> D
         route = moved(None, version, stamp)
     elif route.is_latest and model.latest is not None:
         route = moved(route, model.latest, stamp, is_latest=True)
-    return _with(state, name, replace(model, route=route))
+    return _with(state, name, replace(model, route=_backed(model, route)))
 
 
 def fail(state: DesiredState, name: str, version: int, reason: str, stamp: Stamp) -> DesiredState:
@@ -249,7 +249,15 @@ def _with(state: DesiredState, name: str, model: ModelState) -> DesiredState:
 
 def _with_route(state: DesiredState, name: str, route: Route) -> DesiredState:
     model = state.model(name)
+    route = _backed(model, route)
     return state if route == model.route else _with(state, name, replace(model, route=route))
+
+
+def _backed(model: ModelState, route: Route) -> Route:
+    """Return the route without a previous version that cannot answer: it came from a failed one."""
+    if route.previous is None or model.is_ready(route.previous):
+        return route
+    return without_previous(route, route.previous)
 
 
 def _without(entries: Mapping[int, Any], version: int) -> dict[int, Any]:

@@ -184,7 +184,8 @@ def _load_result(report: Report, output: str, errors: str) -> dict[str, Any]:
 
 
 def _swap(server: Server, exhibit: Exhibit, report: Report) -> None:
-    """Push, load and route to a second version while requests run; then count what failed."""
+    """Load and route to a second version while requests run; then count what failed."""
+    server.command("push", exhibit.name, str(exhibit.next_path), *exhibit.push_options())
     single = _body(exhibit, 1)
     url = f"{server.url}/v1/models/{exhibit.name}:predict"
     load = subprocess.Popen(
@@ -192,8 +193,7 @@ def _swap(server: Server, exhibit: Exhibit, report: Report) -> None:
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        server.command("push", exhibit.name, str(exhibit.next_path), *exhibit.push_options(),
-                       "--load")  # fmt: skip
+        server.command("load", exhibit.name, "2")
         before = _now_answering(url, single)
         server.command("route", exhibit.name, "2", "--reason", "swap of the demo")
         time.sleep(SWAP_S)
@@ -269,15 +269,15 @@ def _print(report: Report, seconds: float) -> None:
     print()
     head = ("model", "size", "load s", "difference", "p50 ms", "p99 ms", "rows/s")
     lines = [
-        (row.name, f"{row.size_bytes / MIB:.1f} MiB", f"{row.load_s:.2f}",
+        (row.name, _size(row.size_bytes), f"{row.load_s:.2f}",
          f"{row.difference:.1e}", f"{row.p50_ms:.2f}", f"{row.p99_ms:.2f}",
          f"{row.rows_per_s:,.0f}")
         for row in report.rows
     ]  # fmt: skip
     widths = [max(len(line[column]) for line in [head, *lines]) for column in range(len(head))]
-    for line in [head, *lines]:
-        cells = [line[0].ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
+    for row in [head, *lines]:
+        cells = [row[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
         print("  ".join(cells))
     print("difference: served answers against the native library, relative to max(1, |native|)")
     print("p50, p99: one row a request on one connection; rows/s: 64 rows a request on four")
@@ -286,6 +286,10 @@ def _print(report: Report, seconds: float) -> None:
     for problem in report.problems:
         print(f"PROBLEM: {problem}", file=sys.stderr)
     print(f"done in {seconds:.0f} s" if not report.problems else f"FAILED after {seconds:.0f} s")
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / MIB:.1f} MiB" if size_bytes >= MIB else f"{size_bytes / 1024:.1f} KiB"
 
 
 def _stay(server: Server, exhibit: Exhibit) -> None:

@@ -41,8 +41,10 @@ An admin token is a table in the config file. Only the SHA-256 of its text is ke
 [[tokens]]
 name = "ci"
 sha256 = "..."                   # printf %s "$TOKEN" | sha256sum
-scopes = ["push", "promote"]     # of {", ".join(SCOPES)}
+scopes = ["read", "push", "promote"]  # of {", ".join(SCOPES)}
 ```
+
+`ramrack push` needs `push`; with `--load`, `--alias` or `--promote` also `read` and `promote`.
 
 ## Variables that are not settings
 

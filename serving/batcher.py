@@ -21,7 +21,7 @@ from registry.errors import NotReady
 from serving.batch_run import GroupKey, RowsMismatch, RunTiming, compute, group_key
 from serving.errors import DeadlineExpired, QueueFull
 
-logger = logging.getLogger("ramrack.batcher")
+_log = logging.getLogger(__name__)
 
 # How long a run may go on after it was told to end, before its callers get their answer anyway.
 TERMINATE_GRACE_S: Final = 2.0
@@ -349,7 +349,7 @@ class Batcher:
         # Not begun: it still waits for a thread.
         run_ns = self._clock() - run.started_ns if run.started_ns else 0
         if run.is_overdue:
-            logger.error("a run of %s goes on although it was told to end", self._name)
+            _log.error("a run of %s goes on although it was told to end", self._name)
             for member in run.members:
                 self._fail(member, self._overdue())
         elif run_ns < max_ns:
@@ -366,7 +366,7 @@ class Batcher:
         part = list(run.members)
         is_ended = isinstance(error, RunTerminated)
         if isinstance(error, RowsMismatch) and self._is_merging:
-            logger.error("requests of %s share no run any more: %s", self._name, error)
+            _log.error("requests of %s share no run any more: %s", self._name, error)
             self._is_merging = False
         if is_ended and run.is_bystander and not run.is_overdue:
             return [part]
@@ -384,7 +384,7 @@ class Batcher:
             return self._overdue()
         if isinstance(error, RunFailed | InputRefused):
             return error
-        logger.error("unplanned error in a run of %s", self._name, exc_info=error)
+        _log.error("unplanned error in a run of %s", self._name, exc_info=error)
         return RunFailed(f"the run of {self._name} failed")
 
     def _overdue(self) -> RunTerminated:

@@ -51,6 +51,10 @@ class AdminClient(_Client):
         """Return a client of the admin plane at ``url``; nothing is sent yet."""
         return cls(Http(url, token, token_variable="RAMRACK_ADMIN_TOKEN"))  # noqa: S106 - a name
 
+    def check_live(self) -> None:
+        """Raise ClientError unless a server answers here; needs no token."""
+        self.http.call("GET", "/v2/health/live")
+
     def models(self) -> list[Document]:
         """Return all models with their versions, aliases and route."""
         return _list(self._get("/admin/v1/models"), "models")

@@ -122,9 +122,7 @@ class ControlPlane:
     def plan(self, model: str, version: int) -> Plan:
         """Return what a load would take, by what is known of the version; changes nothing."""
         record = self.writer.record(model, version)
-        held = self.ledger.held().get((model, version))
-        private = held.private_bytes_per_worker if held is not None else 0
-        return self.ledger.plan((model, version), record.manifest, private)
+        return self.ledger.plan((model, version), record.manifest)
 
     # Versions
 

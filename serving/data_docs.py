@@ -237,7 +237,7 @@ def _infer(path: str, suffix: str, meaning: str) -> RouteDoc:
     answer["content"]["application/octet-stream"] = _BINARY
     return RouteDoc(
         "POST", path + "/infer", "infer", f"infer{suffix}", "predict", f"Predict with {meaning}",
-        {200: answer} | _COMPUTE, body, [_LENGTH, *_HEADERS],
+        _COMPUTE | {200: answer}, body, [_LENGTH, *_HEADERS],
     )  # fmt: skip
 
 
@@ -247,7 +247,7 @@ def _predict(path: str, suffix: str, meaning: str) -> RouteDoc:
     answer = json_of(schema_ref("PredictResponse"), "The predictions.", is_prediction=True)
     return RouteDoc(
         "POST", path + ":predict", "predict", f"predict{suffix}", "predict",
-        f"Predict rows with {meaning}", {200: answer} | _COMPUTE, body, _HEADERS,
+        f"Predict rows with {meaning}", _COMPUTE | {200: answer}, body, _HEADERS,
     )  # fmt: skip
 
 

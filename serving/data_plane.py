@@ -46,7 +46,7 @@ from serving.http_errors import (
 from serving.metrics.page import PlaneCounters, Timing, VersionCounters
 from serving.settings import Settings
 
-logger = logging.getLogger("ramrack.data_plane")
+_log = logging.getLogger(__name__)
 R = TypeVar("R")
 
 # Decoding and encoding from this size on happen in a thread, so that health stays quick.
@@ -196,7 +196,7 @@ class DataPlane:
         if reason := _reason_of(error):
             self._plane.rejected(reason)
         if code == 500:
-            logger.error("unplanned error", exc_info=error, extra={"request_id": head.request_id})
+            _log.error("unplanned error", exc_info=error, extra={"request_id": head.request_id})
         return _error_answer(error, head, [])
 
     async def _answer(
@@ -308,7 +308,7 @@ class DataPlane:
         if reason := _reason_of(error):
             self._plane.rejected(reason)
         if status_of(error) == 500:
-            logger.error(
+            _log.error(
                 "request failed",
                 exc_info=error,
                 extra={

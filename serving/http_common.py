@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import MutableMapping
 from importlib import metadata
 from pathlib import Path
@@ -34,9 +35,10 @@ from serving.http_errors import (
     retry_headers,
 )
 
-logger = logging.getLogger("ramrack.http")
+_log = logging.getLogger(__name__)
 
 STATIC_PATH: Final = "/docs/static"
+_LOGGED_PATH_CHARS: Final = 200
 
 
 def _version() -> str:
@@ -76,10 +78,12 @@ class RequestIds:
     """ASGI: gives each request an id, logs what nobody planned under it, and answers that too.
 
     ``scope["state"]["request_id"]`` holds the id for whoever logs or answers further in.
+    ``is_logging``: every request is logged, not only what went wrong.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, is_logging: bool = False) -> None:
         self._app = app
+        self._is_logging = is_logging
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass HTTP on; there is no other kind of request here."""
@@ -88,23 +92,41 @@ class RequestIds:
             return
         request_id = request_id_of(scope["headers"])
         scope.setdefault("state", {})["request_id"] = request_id
-        is_started = False
+        start_s = time.monotonic()
+        status = 0
 
         async def send_with_id(message: Message) -> None:
-            nonlocal is_started
+            nonlocal status
             if message["type"] == "http.response.start":
-                is_started = True
+                status = message["status"]
                 _add_id(message, request_id)
             await send(message)
 
         try:
             await self._app(scope, receive, send_with_id)
         except Exception as error:
-            logger.exception("unplanned error", extra={"request_id": request_id})
-            if is_started:
+            _log.exception("unplanned error", extra={"request_id": request_id})
+            if status:
                 # Half an answer is out: only a broken connection says so.
                 raise
             await error_response(error)(scope, receive, send_with_id)
+        finally:
+            if self._is_logging:
+                _log_request(scope, request_id, status, time.monotonic() - start_s)
+
+
+def _log_request(scope: Scope, request_id: str, status: int, duration_s: float) -> None:
+    _log.info(
+        "request",
+        extra={
+            "request_id": request_id,
+            "client": scope["client"][0] if scope.get("client") else "",
+            "method": scope["method"],
+            "path": scope["path"][:_LOGGED_PATH_CHARS],
+            "status": status,
+            "duration_ms": round(duration_s * 1000, 3),
+        },
+    )
 
 
 def _add_id(message: MutableMapping[str, Any], request_id: str) -> None:
@@ -113,19 +135,22 @@ def _add_id(message: MutableMapping[str, Any], request_id: str) -> None:
         message["headers"] = [*headers, (REQUEST_ID, request_id.encode("ascii"))]
 
 
-def install_errors(app: FastAPI) -> None:
-    """Make every error of ``app``, the framework's own too, JSON of the one form."""
+def install_errors(app: FastAPI, *, is_logging: bool = False) -> None:
+    """Make every error of ``app``, the framework's own too, JSON of the one form.
+
+    ``is_logging``: log every request, too.
+    """
     for kind in (RegistryError, ModelsError, ServingError):
         app.add_exception_handler(kind, _on_domain_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
-    app.add_middleware(RequestIds)
+    app.add_middleware(RequestIds, is_logging=is_logging)
 
 
 async def _on_domain_error(request: Request, error: Exception) -> Response:
     if status_of(error) == 500:
         request_id = request.scope["state"]["request_id"]
-        logger.error("request failed", exc_info=error, extra={"request_id": request_id})
+        _log.error("request failed", exc_info=error, extra={"request_id": request_id})
     return error_response(error)
 
 

@@ -66,7 +66,7 @@ def create_data_app(data_plane: DataPlane, settings: Settings) -> FastAPI:
     for doc in ROUTES:
         _add_route(app, doc, getattr(routes, doc.handler))
     install_docs(app)
-    install_errors(app)
+    install_errors(app, is_logging=settings.access_log == "all")
     install_openapi(app, DATA_SCHEMAS)
     return app
 

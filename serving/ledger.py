@@ -25,8 +25,8 @@ class VersionMemory:
 class Ledger:
     """Sums made anew from the state each time they are asked for.
 
-    ``measured``: private bytes that workers saw a version take, kept where larger than what the
-    inspection found. A draining version is counted until every worker gave it back.
+    Private memory is the most that the inspection or a worker ever measured for a version, for a
+    version never changes. A draining version is counted until every worker gave it back.
     """
 
     def __init__(self, writer: StateWriter, budget_bytes: int, workers: int) -> None:
@@ -37,7 +37,7 @@ class Ledger:
         self._leaving: dict[Key, Footprint] = {}
 
     def measure(self, key: Key, private_bytes: int) -> None:
-        """Note what a worker measured for a version."""
+        """Note what the inspection or a worker measured for a version."""
         self._measured[key] = max(self._measured.get(key, 0), private_bytes)
 
     def leave(self, key: Key) -> None:
@@ -49,7 +49,6 @@ class Ledger:
     def forget(self, key: Key) -> None:
         """Stop counting a version that every worker gave back."""
         self._leaving.pop(key, None)
-        self._measured.pop(key, None)
 
     def held(self) -> dict[Key, Footprint]:
         """Return what is reserved now: all that is wanted and all that is still leaving."""
@@ -62,14 +61,14 @@ class Ledger:
             held[key] = budget.footprint(manifest, private)
         return held
 
-    def plan(self, key: Key, manifest: Manifest, private_bytes: int) -> Plan:
-        """Return what loading the version would take; changes nothing."""
-        new = budget.footprint(manifest, private_bytes)
+    def plan(self, key: Key, manifest: Manifest) -> Plan:
+        """Return what loading the version would take, by what is known of it; changes nothing."""
+        new = budget.footprint(manifest, self._measured.get(key, 0))
         return budget.plan(self.budget_bytes, self.held(), key, new, self.workers)
 
-    def admit(self, key: Key, manifest: Manifest, private_bytes: int) -> None:
+    def admit(self, key: Key, manifest: Manifest) -> None:
         """Raise OverBudget unless the version fits beside what is held."""
-        new = budget.footprint(manifest, private_bytes)
+        new = budget.footprint(manifest, self._measured.get(key, 0))
         budget.admit(self.budget_bytes, self.held(), key, new, self.workers)
 
     def admit_again(self, key: Key, waiting: set[Key]) -> None:

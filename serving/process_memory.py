@@ -41,7 +41,7 @@ def _malloc_trim() -> Callable[[int], int]:
         return lambda _pad: 0
     function.argtypes = [ctypes.c_size_t]
     function.restype = ctypes.c_int
-    return function  # type: ignore[no-any-return]  # ctypes functions carry no type
+    return function
 
 
 def _field(path: Path, name: str) -> int:

@@ -204,13 +204,13 @@ class StateWriter:
     async def _change(
         self, apply: Callable[[DesiredState, Stamp], DesiredState], note: Note | None
     ) -> tuple[DesiredState, DesiredState]:
-        before = self.state
-        after = apply(before, self._stamp(note))
+        before, stamp = self.state, self._stamp(note)
+        after = apply(before, stamp)
         if after is before:
             return before, after
         event = None
         if note is not None:
-            event = self._event(note, *_difference(before, after, note.model))
+            event = _event(note, stamp, *_difference(before, after, note.model))
         await self._commit(after, event)
         self.fleet.publish(self.target())
         return before, self.state
@@ -254,7 +254,7 @@ class StateWriter:
     async def _delete_version(self, model: str, version: int, actor: Actor, reason: str) -> None:
         record = self.record(model, version)
         note = Note("delete", model, version, actor, reason)
-        event = self._event(note, {"digest": record.digest}, None)
+        event = _event(note, self._stamp(note), {"digest": record.digest}, None)
         after = desired.delete(self.state, model, version)
         # The event is durable first: a start after a crash here finishes the deletion.
         await self._commit(after, event)
@@ -265,7 +265,7 @@ class StateWriter:
         self.fleet.publish(self.target())
 
     async def _record_event(self, note: Note, after: Json) -> None:
-        await self._commit(self.state, self._event(note, None, after))
+        await self._commit(self.state, _event(note, self._stamp(note), None, after))
 
     async def _finish_delete(self, model: str, version: int) -> None:
         try:
@@ -276,16 +276,9 @@ class StateWriter:
     def _stamp(self, note: Note | None) -> Stamp:
         who, address, reason = ("", "", "")
         if note is not None:
-            who, address, reason = note.actor.name, note.actor.address, note.reason
+            who, address = note.actor.name, note.actor.address
+            reason = note.reason[:MAX_REASON_CHARS]
         return Stamp(self._next_seq(), utc_now(), who, address, reason)
-
-    def _event(self, note: Note, before: Json, after: Json) -> Event:
-        stamp = self._stamp(note)
-        return Event(
-            seq=stamp.seq, time=stamp.time, kind=note.kind, model=note.model,
-            version=note.version, who=stamp.who, address=stamp.address,
-            reason=note.reason[:MAX_REASON_CHARS], before=before, after=after,
-        )  # fmt: skip
 
     def _next_seq(self) -> int:
         late = self._unlogged.seq if self._unlogged is not None else 0
@@ -296,6 +289,13 @@ class StateWriter:
             model: {record.version: record for record in self.store.versions(model)}
             for model in self.store.models()
         }
+
+
+def _event(note: Note, stamp: Stamp, before: Json, after: Json) -> Event:
+    return Event(
+        seq=stamp.seq, time=stamp.time, kind=note.kind, model=note.model, version=note.version,
+        who=stamp.who, address=stamp.address, reason=stamp.reason, before=before, after=after,
+    )  # fmt: skip
 
 
 def _difference(before: DesiredState, after: DesiredState, name: str | None) -> tuple[Json, Json]:

@@ -17,10 +17,11 @@ from typing import Final
 from models.errors import LoadFailed, ModelsError
 from models.servable import Inspection
 from registry import desired
-from registry.desired import Key
-from registry.errors import Conflict, Corrupt, RegistryError
+from registry.desired import DesiredState, Key
+from registry.errors import Conflict, RegistryError
 from registry.lifecycle import State
 from registry.manifest import Manifest
+from registry.rollout import Stamp
 from serving.auth import SERVER, Actor
 from serving.errors import DeadlineExpired, ServingError, message_of
 from serving.fleet import VersionReport
@@ -86,24 +87,18 @@ class VersionLoads:
         """Take a version out of memory; ends when every worker has given it back."""
         key = (operation.model, operation.version)
         async with self._one_operation[key]:
-            state = self._writer.state.model(key[0])
-            if key[1] in state.loaded or key[1] in state.failed:
+            model = self._writer.state.model(key[0])
+            if key[1] in model.loaded or key[1] in model.failed:
                 operation.at("draining", 0.1)
                 note = Note("unload", *key, actor, reason)
-                self._ledger.leave(key)
-                try:
-                    await self._writer.change(lambda s, _: desired.unload(s, *key), note)
-                except PLANNED:
-                    self._ledger.forget(key) if key not in self._writer.draining else None
-                    raise
-                self._left(key)
+                await self._take_away(key, note, lambda s, _: desired.unload(s, *key))
             await self._drained(key)
 
     async def _load(self, key: Key, operation: Operation, actor: Actor, reason: str) -> None:
         writer, ledger = self._writer, self._ledger
         manifest = writer.record(*key).manifest
         await self._drained(key)
-        ledger.admit(key, manifest, 0)
+        ledger.admit(key, manifest)
         operation.at("verifying", 0.02)
         await asyncio.to_thread(
             writer.store.verify_objects,
@@ -111,10 +106,11 @@ class VersionLoads:
             progress=_progress(operation, manifest, 0.02, 0.3),
         )
         operation.at("inspecting", 0.3)
-        free_bytes = max(0, ledger.budget_bytes - ledger.committed_bytes())
-        limit_bytes = self._inspect_memory_bytes or free_bytes
+        plan = ledger.plan(key, manifest)
+        limit_bytes = self._inspect_memory_bytes or max(0, plan.free_bytes - plan.new_bytes)
         inspection = await asyncio.to_thread(self._inspect, manifest, limit_bytes)
-        ledger.admit(key, manifest, inspection.private_bytes)
+        ledger.measure(key, inspection.private_bytes)
+        ledger.admit(key, manifest)
         operation.at("loading in the workers", 0.6)
         document = inspection.to_json()
         await writer.change(lambda s, _: desired.begin_load(s, *key, document), None)
@@ -179,11 +175,18 @@ class VersionLoads:
         for key in sorted(self._writer.state.loaded):
             if key not in self._writer.state.loaded or key in self._writer.restoring:
                 continue
-            digests = self._writer.record(*key).manifest.object_digests
             try:
+                digests = self._writer.record(*key).manifest.object_digests
                 await asyncio.to_thread(self._writer.store.verify_objects, digests)
-            except Corrupt as error:
-                await self.take_out(key, message_of(error), "damaged", SERVER)
+            except RegistryError as error:
+                await self._take_out_damaged(key, message_of(error))
+
+    async def _take_out_damaged(self, key: Key, reason: str) -> None:
+        try:
+            await self.take_out(key, reason, "damaged", SERVER)
+        except PLANNED as error:
+            # The state cannot be written: the worker is started all the same, or none ever would.
+            _log.error("%s/%d is damaged and stays loaded: %s", *key, error)
 
     async def fail(self, key: Key, reason: str, kind: str, actor: Actor) -> None:
         """Make a version FAILED, and wait until the workers gave it back."""
@@ -202,18 +205,27 @@ class VersionLoads:
         present = writer.state.model(key[0])
         if key[1] not in present.loaded and present.failed.get(key[1]) == reason:
             return
-        was_loaded = key[1] in present.loaded and key not in writer.restoring
-        if was_loaded:
-            self._ledger.leave(key)
         note = Note(kind, *key, actor, reason)
-        await writer.change(lambda s, stamp: desired.fail(s, *key, reason, stamp), note)
+        await self._take_away(key, note, lambda s, stamp: desired.fail(s, *key, reason, stamp))
         writer.restoring.discard(key)
-        if was_loaded:
-            self._left(key)
 
-    def _left(self, key: Key) -> None:
-        self._writer.draining[key] = self._writer.state.generation
-        self.load_s.pop(key, None)
+    async def _take_away(
+        self, key: Key, note: Note, apply: Callable[[DesiredState, Stamp], DesiredState]
+    ) -> None:
+        """Change the state so that a version leaves it; its memory counts until it comes back."""
+        writer = self._writer
+        was_held = key in writer.state.loaded and key not in writer.restoring
+        if was_held:
+            self._ledger.leave(key)
+        try:
+            await writer.change(apply, note)
+        except PLANNED:
+            if key not in writer.draining:
+                self._ledger.forget(key)
+            raise
+        if was_held:
+            writer.draining[key] = writer.state.generation
+            self.load_s.pop(key, None)
 
     async def _drained(self, key: Key) -> None:
         """Return when no worker holds a version that left the state any more."""

@@ -122,7 +122,12 @@ class Wire:
         return number
 
     def post(self, type_: str, body: Mapping[str, Any]) -> None:
-        """Send a small frame without waiting; raises WireError if too much is unsent already."""
+        """Send a small frame without waiting; raises WireError if too much is unsent already.
+
+        To an end that is gone nothing is sent: the receiving side learns of it and decides.
+        """
+        if self._writer.transport.is_closing():
+            return
         unsent = self._writer.transport.get_write_buffer_size()
         if unsent > MAX_UNSENT_BYTES:
             raise WireError(f"{unsent} bytes unsent, at most {MAX_UNSENT_BYTES}: nobody reads")

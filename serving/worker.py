@@ -86,9 +86,10 @@ class Worker:
         )
 
     @property
-    def is_loading(self) -> bool:
-        """Whether a load runs in its thread; it cannot be called off."""
-        return self._reconciler.is_loading
+    def is_busy(self) -> bool:
+        """Whether a thread is inside a load or a run, which cannot be called off."""
+        runs = (served.batcher.statistics().runs for served in self._reconciler.held())
+        return self._reconciler.is_loading or any(runs)
 
     async def run(self) -> None:
         """Serve until the parent says stop or is gone, then answer what was accepted."""
@@ -100,8 +101,10 @@ class Worker:
                 group.create_task(self._accept(), name="accept"),
             ]
             drain_s = await self._obey()
-            for task in (tasks[0], tasks[2]):
-                task.cancel()
+            tasks[0].cancel()
+            # Also a worker that did not accept yet has connections waiting: it answers them.
+            self._holds_target.set()
+            await tasks[2]
             if not await self._server.drain(drain_s):
                 _log.warning("stopped with requests under way", extra={"waited_s": drain_s})
             tasks[1].cancel()
@@ -194,7 +197,7 @@ class Worker:
 async def _live(
     listener_fd: int, wire_fd: int, metrics_fd: int, loader_factory: Callable[[int], Loader]
 ) -> bool:
-    """Run a worker's whole life; return whether a load is still under way in its thread."""
+    """Run a worker's whole life; return whether a thread is still inside a load or a run."""
     wire = await Wire.open(socket.socket(fileno=wire_fd))
     listener = socket.socket(fileno=listener_fd)
     frame = await wire.receive()
@@ -212,12 +215,19 @@ async def _live(
     except Exception as error:
         _log.exception("worker failed")
         with contextlib.suppress(WireError, ConnectionError):
-            wire.post(messages.FATAL, {"reason": f"{type(error).__name__}: {error}"})
+            wire.post(messages.FATAL, {"reason": _reason(error)})
             await wire.flush()
         raise SystemExit(1) from error
     finally:
         wire.close()
-    return worker.is_loading
+    return worker.is_busy
+
+
+def _reason(error: BaseException) -> str:
+    """Return what a task group's error is about: the first error inside it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"
 
 
 def onnx_loader(threads: int) -> Loader:
@@ -239,9 +249,9 @@ def main(
     listener_fd, wire_fd, metrics_fd = map(int, sys.argv[1:] if argv is None else argv)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    is_loading = uvloop.run(_live(listener_fd, wire_fd, metrics_fd, loader_factory))
-    if is_loading:
-        # A thread inside a native load ends when it likes; a normal exit would wait for it.
+    is_busy = uvloop.run(_live(listener_fd, wire_fd, metrics_fd, loader_factory))
+    if is_busy:
+        # A thread inside native code ends when it likes, or never; a normal exit waits for it.
         logging.shutdown()
         os._exit(0)
     return 0

@@ -13,6 +13,11 @@ from registry.files import Files
 FOLDER = None
 
 
+def scratch_parent() -> str | None:
+    """Return a folder in memory, where there is one: a modelled disk needs no real one."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
 class UnsyncedFiles(Files):
     """Real files without the wait for the disk, for tests that cut no power."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import random
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -234,6 +235,7 @@ class StoreDriver:
 
     def close(self) -> None:
         _close(self.store, self.disk)
+        shutil.rmtree(self._base)
 
     def __enter__(self) -> Self:
         return self

@@ -17,7 +17,6 @@ _LIGHTGBM_HEAD: Final = (b"tree\n", b"tree\r\n")
 _NOT_YET: Final = (
     (b"CBM1", "a CatBoost model"),
     (b"\x89HDF\r\n\x1a\n", "a Keras HDF5 model"),
-    (b"UBJ", "an XGBoost model"),
 )
 _NOT_YET_SUFFIXES: Final = {
     ".cbm": "a CatBoost model",
@@ -57,10 +56,9 @@ def detect_format(path: Path) -> Format:
         if head.startswith(start):
             raise ConversionRefused(_not_supported(path, kind))
     if head.lstrip().startswith(b"{"):
-        kind = "an XGBoost model" if b'"learner"' in head else "a JSON document"
+        # XGBoost writes JSON, or UBJSON, which starts with the same brace.
+        kind = "an XGBoost model" if b"learner" in head else "a JSON document"
         raise ConversionRefused(_not_supported(path, kind))
-    if head.startswith(b"{L") or b"learner" in head[:64]:
-        raise ConversionRefused(_not_supported(path, "an XGBoost model"))
     if path.suffix.lower() in _NOT_YET_SUFFIXES:
         raise ConversionRefused(_not_supported(path, _NOT_YET_SUFFIXES[path.suffix.lower()]))
     # Protobuf has no mark of its own; what is not ONNX is refused by its reader, with the reason.

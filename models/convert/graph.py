@@ -70,7 +70,16 @@ class Graph:
         return f"ramrack/{stem.lower()}_{self._count}"
 
     def model(self, signature: Signature, opset: int = OPSET) -> onnx.ModelProto:
-        """Return the model with the inputs and outputs of ``signature``."""
+        """Return the model with the inputs and outputs of ``signature``.
+
+        Raises ConversionRefused where a name stands on both sides, which ONNX cannot say.
+        """
+        taken = {spec.name for spec in signature.inputs}
+        for spec in signature.outputs:
+            if spec.name in taken:
+                raise ConversionRefused(
+                    f"column {spec.name!r} has the name of an output: rename it before training"
+                )
         graph = helper.make_graph(
             self.nodes,
             "model",

@@ -157,8 +157,14 @@ def _native(estimator: Any, frame: Frame) -> Answer:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for spec in frame.signature.outputs:
-                predicted = np.asarray(getattr(estimator, spec.method or "predict")(table))
-                found[spec.name] = _as_served(predicted, spec)
+                method = getattr(estimator, spec.method or "predict")
+                try:
+                    found[spec.name] = _as_served(np.asarray(method(table)), spec)
+                except (ValueError, TypeError) as error:
+                    reason = str(error).strip().splitlines()[0]
+                    raise ConversionRefused(
+                        f"scikit-learn itself refuses a row, perhaps of the sample: {reason}"
+                    ) from error
         return found
 
     return answer

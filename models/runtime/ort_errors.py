@@ -24,7 +24,7 @@ _NO_MEMORY: Final = re.compile(r"(?i:failed to allocate memory|bad[_ ]alloc|cann
 # passed the inspection, so only the input can be the cause.
 _INPUT_FAULT: Final = re.compile(
     r"(?i:dimension|broadcast|reshape|shape|mismatch|\brank\b|out of (?:range|bounds)|indices"
-    r"|\bsto[a-z]{1,3}\b|overflow|must (?:be|match))"
+    r"|\bsto[a-z]{1,3}\b|overflow|unknown category|must (?:be|match))"
 )
 
 
@@ -36,7 +36,7 @@ def clean(text: str) -> str:
     text = _SOURCE_FUNCTION.sub("", text)
     text = _SOURCE_NAME.sub("", text)
     text = _CONDITION.sub("", text)
-    text = _PATH.sub("<file>", text).strip()
+    text = _PATH.sub("<file>", text).removeprefix("Load model from <file> failed:").strip()
     if node:
         text = f"{node[1]}: {text}"
     return text if len(text) <= _MAX_CHARACTERS else text[: _MAX_CHARACTERS - 3] + "..."

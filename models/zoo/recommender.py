@@ -35,7 +35,7 @@ def build_recommender(
     first = write_recommender(folder, mib=mib, variant=1, progress=progress)
     second = write_recommender(folder, mib=mib, variant=2)
     users = np.array([0, 17, USERS - 1], dtype=np.int64)
-    items = np.array([1, 4242, mib * _ROWS_PER_MIB - 1], dtype=np.int64)
+    items = np.array([1, 2024, mib * _ROWS_PER_MIB - 1], dtype=np.int64)
     return Artefact(
         "recommender", first, "onnx",
         sample=None,

@@ -62,7 +62,7 @@ def push(
         _check_alias(alias)
     with admin_client(admin_url) as client:
         # Before a conversion of minutes, and with a clear reason if nobody is there.
-        client.workers()
+        client.check_live()
         package = _convert(name, path, format_name, sample, tolerance, metadata)
         with bar(f"sending {name}") as shown:
             result = _send(client, package, reason, shown.update)

@@ -113,7 +113,8 @@ class _Page(Collector):
         overflow = VersionNumbers()
         serving = {worker.slot for worker in self._facts.workers if worker.state == SERVING}
         for slot, region in enumerate(self._regions):
-            for key, cells in reading.blocks(region):
+            # The statistics by batch size, nine tenths of a block, are not on this page.
+            for key, cells in reading.blocks(region, layout.BATCH_STATS):
                 if key in shown:
                     shown[key].add(cells, has_gauges=slot in serving)
             overflow.add(reading.overflow_cells(region), has_gauges=slot in serving)

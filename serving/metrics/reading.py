@@ -20,10 +20,13 @@ class VersionNumbers:
     cells: list[int] = field(default_factory=lambda: [0] * layout.BLOCK_CELLS)
 
     def add(self, block: Cells, *, has_gauges: bool) -> None:
-        """Add one worker's block. ``has_gauges``: False for a worker that is not alive."""
+        """Add one worker's block or its beginning.
+
+        ``has_gauges``: False for a worker that is not alive.
+        """
         last_ms = max(self.cells[layout.LAST_INFERENCE_MS], block[layout.LAST_INFERENCE_MS])
         first = 0 if has_gauges else layout.GAUGE_CELLS
-        self.cells[first:] = map(add, self.cells[first:], block[first:])
+        self.cells[first : len(block)] = map(add, self.cells[first:], block[first:])
         self.cells[layout.LAST_INFERENCE_MS] = last_ms
 
     def by_code(self) -> dict[str, int]:
@@ -36,8 +39,13 @@ class VersionNumbers:
         return self.cells[start : start + len(histogram.bounds) + 1], self.cells[histogram.sum_cell]
 
 
-def blocks(region: memoryview[int]) -> Iterator[tuple[VersionKey, list[int]]]:
-    """Yield version and cells of each block in use or dropped, never one that changes hands."""
+def blocks(
+    region: memoryview[int], count: int = layout.BLOCK_CELLS
+) -> Iterator[tuple[VersionKey, list[int]]]:
+    """Yield version and first ``count`` cells of each block in use or dropped.
+
+    A block that changes hands meanwhile is left out.
+    """
     for block in range(layout.OVERFLOW_BLOCK):
         entry = layout.entry_at(block)
         sequence = region[entry + layout.ENTRY_SEQUENCE]
@@ -45,7 +53,7 @@ def blocks(region: memoryview[int]) -> Iterator[tuple[VersionKey, list[int]]]:
             continue
         key = read_key(region, entry)
         start = layout.block_at(block)
-        cells = region[start : start + layout.BLOCK_CELLS].tolist()
+        cells = region[start : start + count].tolist()
         if region[entry + layout.ENTRY_SEQUENCE] == sequence:
             yield key, cells
 
@@ -77,7 +85,7 @@ def overflow_cells(region: memoryview[int]) -> list[int]:
 
 def suspects(region: memoryview[int]) -> list[VersionKey]:
     """Return the version that a worker was loading when it died, and those whose graph ran."""
-    found = [key for key, cells in blocks(region) if cells[layout.RUNNING] > 0]
+    found = [key for key, cells in blocks(region, layout.GAUGE_CELLS) if cells[layout.RUNNING] > 0]
     if version := region[layout.LOADING_VERSION]:
         found.insert(0, (read_name(region, layout.LOADING_NAME), version))
     return list(dict.fromkeys(found))

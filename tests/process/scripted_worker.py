@@ -1,9 +1,9 @@
 """A worker without a data plane that behaves as its first argument says; for the supervisor.
 
-``good``; ``kills=M/V`` dies by SIGKILL when it is to load that version; ``exits=M/V`` likewise by
-an exit code; ``fails=M/V`` reports it FAILED; ``stillborn`` dies before it is ready; ``silent``
-gives no sign of life once it is ready; ``nonsense`` speaks another language; ``stubborn`` does not
-stop; ``crash=M/V`` dies by SIGSEGV with that version loaded when a second target comes.
+``good``; ``kills=M/V`` dies by SIGKILL when it is to load that version, ``kills-first=M/V`` only in
+slot 0; ``exits=M/V`` likewise by an exit code; ``fails=M/V`` reports it FAILED; ``stillborn`` dies
+before it is ready; ``silent`` gives no sign of life once it is ready; ``nonsense`` speaks another
+language; ``stubborn`` does not stop; ``crash`` dies by SIGSEGV when a second target comes.
 """
 
 import os
@@ -42,6 +42,8 @@ class Script:
 
     def take(self, frame: Frame) -> None:
         if frame.type == messages.HELLO:
+            if self.kind == "kills-first":
+                self.kind = "kills" if frame.body["slot"] == 0 else "good"
             if self.kind == "stillborn":
                 self.say(messages.FATAL, {"reason": "no such library"})
                 os._exit(3)

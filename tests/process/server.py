@@ -134,9 +134,8 @@ class RunningServer:
 
     def stop(self) -> int:
         """Stop in order, as a service manager does; return the exit code."""
-        if self.process.returncode is not None:
-            return self.process.returncode
-        self.signal(signal.SIGTERM)
+        if self.process.returncode is None:
+            self.signal(signal.SIGTERM)
         try:
             return self.wait()
         except subprocess.TimeoutExpired:

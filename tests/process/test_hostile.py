@@ -1,6 +1,7 @@
 """Versions that kill, hang or fail the workers: they end as FAILED, and the others serve."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,20 +9,39 @@ import httpx
 import pytest
 
 from tests import graphs
-from tests.process.server import RunningServer, running_server, start_server, wait_until
+from tests.process.server import (
+    RunningServer,
+    process_exists,
+    running_server,
+    start_server,
+    wait_until,
+)
 
-pytestmark = [pytest.mark.process, pytest.mark.slow]
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
 ROW = [1.0, 2.0, 3.0, 4.0]
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RunningServer]:
-    settings = {"max_run_s": 0.2}
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     with running_server(
-        tmp_path, workers=2, settings=settings, module="tests.process.hostile_server"
+        tmp_path_factory.mktemp("hostile"),
+        workers=2,
+        settings={"max_run_s": 0.2},
+        module="tests.process.hostile_server",
     ) as running:
         running.push("good", graphs.id32())
         yield running
+
+
+@pytest.fixture
+def server(running: RunningServer) -> RunningServer:
+    """One server for all tests: each leaves it as it found it, or has found a defect."""
+    running.wait_until_ready()
+    return running
+
+
+def restarts_of(server: RunningServer) -> list[int]:
+    return [worker["restarts"] for worker in server.workers()]
 
 
 def state_of(server: RunningServer, name: str) -> tuple[str, str]:
@@ -54,11 +74,12 @@ def test_a_version_that_fails_in_the_workers_only_changes_nothing_else(
     server: RunningServer,
 ) -> None:
     """The reason of the worker is the operation's, and no worker was lost."""
+    before = restarts_of(server)
     server.push("fails-in-a-worker", graphs.id32(), is_loading=False)
     answer = server.load("fails-in-a-worker", 1)
     assert "it does not like workers" in answer.json()["error"]
     assert state_of(server, "fails-in-a-worker")[0] == "FAILED"
-    assert [w["restarts"] for w in server.workers()] == [0, 0]
+    assert restarts_of(server) == before
     assert is_good_serving(server)
 
 
@@ -69,7 +90,7 @@ def test_a_version_running_at_three_crashes_is_quarantined(server: RunningServer
         server.wait_until_ready()
         with pytest.raises(httpx.TransportError):
             server.infer("crashes-on-run", [ROW])
-    wait_until(lambda: state_of(server, "crashes-on-run")[0] == "FAILED", 20, "it is quarantined")
+    wait_until(lambda: state_of(server, "crashes-on-run")[0] == "FAILED", 60, "it is quarantined")
     assert "SIGSEGV" in state_of(server, "crashes-on-run")[1]
     server.wait_until_ready()
     assert is_good_serving(server)
@@ -78,16 +99,28 @@ def test_a_version_running_at_three_crashes_is_quarantined(server: RunningServer
 
 def test_f16_a_run_that_cannot_be_ended_costs_its_worker(server: RunningServer) -> None:
     """Its caller gets a 504, the worker is replaced, the others are fine meanwhile."""
+    before = restarts_of(server)
     server.push("never-ends", graphs.id32())
     assert server.infer("never-ends", [ROW]).status_code == 504
     assert is_good_serving(server)
-    wait_until(
-        lambda: any(w["restarts"] for w in server.workers()), 40, "the stuck worker is replaced"
-    )
-    reasons = {w["reason"] for w in server.workers() if w["restarts"]}
-    assert reasons == {"a run of never-ends/1 could not be ended"}
+    wait_until(lambda: restarts_of(server) != before, 60, "the stuck worker is replaced")
+    reasons = {worker["reason"] for worker in server.workers()}
+    assert "a run of never-ends/1 could not be ended" in reasons
     server.wait_until_ready()
     assert is_good_serving(server)
+
+
+def test_a_run_that_never_ends_leaves_no_orphan(tmp_path: Path) -> None:
+    """A worker whose parent was killed ends, although a thread of it is stuck for good."""
+    settings = {"max_run_s": 0.2, "stop_timeout_s": 1}
+    module = "tests.process.hostile_server"
+    with running_server(tmp_path, settings=settings, module=module) as server:
+        server.push("never-ends", graphs.id32())
+        assert server.infer("never-ends", [ROW]).status_code == 504
+        pids = server.worker_pids()
+        os.kill(server.pid, signal.SIGKILL)
+        server.wait()
+        wait_until(lambda: not any(map(process_exists, pids)), 60, "the worker is gone")
 
 
 def test_workers_that_cannot_start_end_the_server(tmp_path: Path) -> None:
@@ -97,6 +130,3 @@ def test_workers_that_cannot_start_end_the_server(tmp_path: Path) -> None:
     assert server.text == [
         "ramrack: no worker can start: 5 attempts in each slot, the last one no such library"
     ]
-    assert not any(
-        os.path.exists(f"/proc/{record['pid']}") for record in server.logs if "pid" in record
-    )

@@ -22,14 +22,33 @@ from tests.process.server import (
     wait_until,
 )
 
-pytestmark = [pytest.mark.process, pytest.mark.slow]
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
 ROW = [1.0, 2.0, 3.0, 4.0]
 
 
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with running_server(tmp_path_factory.mktemp("server"), workers=2) as running:
+        running.push("id32", graphs.id32())
+        yield running
+
+
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[RunningServer]:
+def server(running: RunningServer) -> RunningServer:
+    """One server for the tests that it outlives; workers that they kill are back for the next."""
+    running.wait_until_ready()
+    return running
+
+
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[RunningServer]:
+    """A server for a test that ends it."""
     with running_server(tmp_path, workers=2) as running:
         yield running
+
+
+def restarts_of(server: RunningServer) -> list[int]:
+    return [worker["restarts"] for worker in server.workers()]
 
 
 def answer_of(response: httpx.Response) -> list[float]:
@@ -38,15 +57,15 @@ def answer_of(response: httpx.Response) -> list[float]:
     return data
 
 
-def test_push_load_predict_and_a_killed_worker(server: RunningServer) -> None:
+def test_a_killed_worker_comes_back(server: RunningServer) -> None:
     """Siblings answer while a killed worker is away, and it comes back with the same versions."""
-    server.push("id32", graphs.id32())
     assert answer_of(server.infer("id32", [ROW])) == ROW
+    before = restarts_of(server)
     victim, sibling = server.worker_pids()
     os.kill(victim, signal.SIGKILL)
     for _ in range(50):
         assert answer_of(server.infer("id32", [ROW])) == ROW
-    wait_until(lambda: server.workers()[0]["restarts"] == 1, 20, "the death is noticed")
+    wait_until(lambda: restarts_of(server) != before, 60, "the death is noticed")
     server.wait_until_ready()
     first, second = server.workers()
     assert first["pid"] not in (victim, sibling)
@@ -69,12 +88,11 @@ def test_workers_hold_little_memory_before_a_model_is_loaded(server: RunningServ
 def test_d07_an_idle_worker_has_few_threads(server: RunningServer) -> None:
     """No pool is made before it is needed."""
     for pid in server.worker_pids():
-        assert len(os.listdir(f"/proc/{pid}/task")) <= 16
+        assert len(list(Path(f"/proc/{pid}/task").iterdir())) <= 16
 
 
 def test_the_parent_never_maps_the_runtime(server: RunningServer) -> None:
     """onnxruntime is in the workers only; nothing that a model does can harm the parent."""
-    server.push("id32", graphs.id32())
     assert "onnxruntime" not in Path(f"/proc/{server.pid}/maps").read_text()
     assert "onnxruntime" in Path(f"/proc/{server.worker_pids()[0]}/maps").read_text()
 
@@ -86,25 +104,26 @@ def test_workers_end_when_the_parent_is_killed(tmp_path: Path) -> None:
         pids = server.worker_pids()
         os.kill(server.pid, signal.SIGKILL)
         server.wait()
-        wait_until(lambda: not any(map(process_exists, pids)), 20, "the workers are gone")
+        wait_until(lambda: not any(map(process_exists, pids)), 60, "the workers are gone")
     with running_server(tmp_path, workers=2) as server:
         assert answer_of(server.infer("id32", [ROW])) == ROW
 
 
 def test_e13_a_stopped_worker_is_replaced(server: RunningServer) -> None:
     """A worker under SIGSTOP is noticed within seconds; the others answer meanwhile."""
-    server.push("id32", graphs.id32())
+    before = restarts_of(server)
     stopped = server.worker_pids()[1]
     os.kill(stopped, signal.SIGSTOP)
-    wait_until(lambda: server.workers()[1]["restarts"] == 1, 20, "the stopped one is replaced")
+    wait_until(lambda: restarts_of(server) != before, 60, "the stopped one is replaced")
     server.wait_until_ready()
     assert not process_exists(stopped)
     assert "no sign of life" in server.workers()[1]["reason"]
     assert answer_of(server.infer("id32", [ROW])) == ROW
 
 
-def test_a_terminal_s_interrupt_stops_in_order(server: RunningServer) -> None:
+def test_a_terminal_s_interrupt_stops_in_order(own_server: RunningServer) -> None:
     """Ctrl-C reaches the whole group; the workers leave the stop to the parent."""
+    server = own_server
     for pid in [*server.worker_pids(), server.pid]:
         os.kill(pid, signal.SIGINT)
     assert server.wait() == 0
@@ -157,8 +176,9 @@ async def one_client(host: str, port: int) -> int:
         writer.close()
 
 
-def test_connections_in_the_backlog_are_answered_at_a_stop(server: RunningServer) -> None:
+def test_connections_in_the_backlog_are_answered_at_a_stop(own_server: RunningServer) -> None:
     """What the kernel accepted before the stop is answered, although no worker had seen it."""
+    server = own_server
     server.push("id32", graphs.id32())
     host, port = server.url.removeprefix("http://").split(":")
     pids = server.worker_pids()
@@ -190,7 +210,7 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
             server.wait_for_log("stopping")
             server.signal(signal.SIGTERM)
             assert server.wait(10) == 1
-        wait_until(lambda: not any(map(process_exists, pids)), 20, "the workers are gone")
+        wait_until(lambda: not any(map(process_exists, pids)), 60, "the workers are gone")
 
 
 # Starts that cannot be.

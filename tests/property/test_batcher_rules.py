@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -19,9 +20,20 @@ from serving.batcher import Batcher, BatchLimits, Result
 from serving.errors import DeadlineExpired, QueueFull
 from tests.fakes import FakeCounters, FakeServable, ManualClock, ManualExecutor
 
-QUEUE_ROWS = 12
-MAX_BATCH_ROWS = 5
+QUEUE_ROWS = 16
+MAX_BATCH_ROWS = 8
 POISON = -1.0
+
+
+class DrivenLoop(asyncio.SelectorEventLoop):
+    """An event loop whose timers follow the driven clock, so that every run can be repeated."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self._driven = clock
+        super().__init__()
+
+    def time(self) -> float:
+        return self._driven.now_ns / 1e9
 
 
 @dataclass
@@ -40,8 +52,8 @@ class BatcherMachine(RuleBasedStateMachine):
 
     @initialize(is_batchable=st.booleans(), slots=st.integers(1, 2))
     def start(self, is_batchable: bool, slots: int) -> None:
-        self.loop = asyncio.new_event_loop()
         self.clock = ManualClock()
+        self.loop = DrivenLoop(self.clock)
         self.executor = ManualExecutor()
         self.counters = FakeCounters()
         self.servable = FakeServable(self.compute)
@@ -82,10 +94,10 @@ class BatcherMachine(RuleBasedStateMachine):
         self.loop.run_until_complete(passes())
 
     @rule(
-        rows=st.integers(0, 7),
-        width=st.sampled_from([2, 2, 3]),
-        is_poisoned=st.booleans(),
-        timeout_ms=st.sampled_from([1, 5, 1000]),
+        rows=st.sampled_from([1, 2, 0, 3, 9]),
+        width=st.sampled_from([2, 2, 2, 3]),
+        is_poisoned=st.sampled_from([False, False, False, True]),
+        timeout_ms=st.sampled_from([1000, 1000, 5, 1]),
     )
     def submit(self, rows: int, width: int, is_poisoned: bool, timeout_ms: int) -> None:
         start = self.serial
@@ -94,12 +106,19 @@ class BatcherMachine(RuleBasedStateMachine):
         is_poisoned = is_poisoned and rows > 0
         if is_poisoned:
             values[-1, 0] = POISON
-        # A driven clock never reaches a deadline by itself; the loop's timers only look again.
         deadline_ns = self.clock.now_ns + timeout_ms * 1_000_000
         work = self.batcher.submit({"x": values}, rows, None, deadline_ns)
         task = self.loop.create_task(work)
         self.sent.append(Sent(task, values, is_poisoned, deadline_ns))
         self.settle()
+
+    @rule(
+        rows=st.lists(st.integers(1, 3), min_size=2, max_size=4),
+        bad=st.sampled_from([-1, -1, 0, 1]),
+    )
+    def submit_several(self, rows: list[int], bad: int) -> None:
+        for index, count in enumerate(rows):
+            self.submit(count, 2, index == bad, 1000)
 
     @rule(data=st.data())
     @precondition(lambda self: any(not sent.task.done() for sent in self.sent))
@@ -129,6 +148,7 @@ class BatcherMachine(RuleBasedStateMachine):
         self.settle()
 
     @rule()
+    @precondition(lambda self: len(self.sent) > 12)
     def close(self) -> None:
         self.is_closed = True
         closing = self.loop.create_task(self.batcher.close(60))
@@ -187,5 +207,5 @@ class BatcherMachine(RuleBasedStateMachine):
         self.loop.close()
 
 
-BatcherMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-TestBatcherRules = BatcherMachine.TestCase
+BatcherMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestBatcherRules = pytest.mark.slow(BatcherMachine.TestCase)

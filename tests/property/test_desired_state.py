@@ -52,7 +52,7 @@ class DesiredMachine(RuleBasedStateMachine):
 
     def move(self, version: int, *, is_latest: bool) -> None:
         if self.route not in (None, version):
-            self.previous = self.route
+            self.previous = self.route if self.states.get(self.route) == "READY" else None
         self.route, self.is_latest = version, is_latest
 
     @rule(version=VERSIONS)
@@ -160,5 +160,5 @@ class DesiredMachine(RuleBasedStateMachine):
         assert self.previous is None or self.states.get(self.previous) == "READY"
 
 
-DesiredMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+DesiredMachine.TestCase.settings = settings(max_examples=1500, stateful_step_count=40, deadline=None)
 TestDesiredState = DesiredMachine.TestCase

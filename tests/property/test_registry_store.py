@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from registry.errors import Corrupt, StoreFailed, StoreFull
-from tests.disk_model import PowerCut
+from tests.disk_model import PowerCut, scratch_parent
 from tests.store_driver import Step, StoreDriver, digest_of, payload
 
 objects = st.integers(0, 4)
@@ -47,7 +47,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.base = Path(tempfile.mkdtemp(prefix="store-machine-"))
+        self.base = Path(tempfile.mkdtemp(prefix="store-machine-", dir=scratch_parent()))
         self.driver = StoreDriver(self.base / "disks")
 
     def teardown(self) -> None:

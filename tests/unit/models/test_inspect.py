@@ -268,11 +268,13 @@ class TestChild:
             [sys.executable, "-c", program, str(manifest), str(shelf.objects_dir)]
         )
         try:
-            while not (child := _child_of(parent.pid)):
+            while not ((child := _child_of(parent.pid)) and _has_runtime(child)):
                 assert parent.poll() is None
             descriptor = os.pidfd_open(child)
             parent.kill()
             ended, _, _ = select.select([descriptor], [], [], 20)
+            if not ended:
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
             os.close(descriptor)
             assert ended
         finally:
@@ -300,6 +302,10 @@ class TestChild:
             [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
         )
         assert done.stdout.strip() == "[]"
+
+
+def _has_runtime(pid: int) -> bool:
+    return b"onnxruntime" in Path(f"/proc/{pid}/maps").read_bytes()
 
 
 def _child_of(pid: int) -> int:

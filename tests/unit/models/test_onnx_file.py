@@ -258,7 +258,7 @@ def trap(tmp_path: Path) -> Path:
     (outside / "secret.bin").write_bytes(SECRET)
     folder = tmp_path / "model"
     (folder / "sub").mkdir(parents=True)
-    (folder / "link.bin").symlink_to(tmp_path / "secret.bin")
+    (folder / "link.bin").symlink_to(outside / "secret.bin")
     (folder / "hard.bin").hardlink_to(tmp_path / "secret.bin")
     (folder / "linked").symlink_to(outside)
     (folder / "plain.bin").write_bytes(SECRET)

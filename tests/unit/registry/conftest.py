@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from registry.store import Store
-from tests.disk_model import UnsyncedFiles
+from tests.disk_model import UnsyncedFiles, scratch_parent
 from tests.store_driver import Clock
 
 
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
+
+
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """A folder for many modelled disks, in memory if the machine allows."""
+    with tempfile.TemporaryDirectory(prefix="store-", dir=scratch_parent()) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

@@ -134,6 +134,20 @@ def test_failure_of_the_previous_forgets_it():
     assert (state.model("m").route.version, state.model("m").route.previous) == (2, None)
 
 
+@pytest.mark.parametrize("is_latest", [True, False])
+def test_route_that_leaves_a_failed_version_has_no_previous(is_latest):
+    """What cannot answer is nothing to roll back to, and can be deleted."""
+    state = loaded(DesiredState(), "m", 1)
+    if is_latest:
+        state = desired.follow_latest(state, "m", stamp(4))
+    state = loaded(desired.fail(state, "m", 1, "crashed", stamp(5)), "m", 2)
+    if not is_latest:
+        state = desired.set_route(state, "m", 2, stamp(9))
+
+    assert (state.model("m").route.version, state.model("m").route.previous) == (2, None)
+    desired.delete(state, "m", 1)
+
+
 def test_load_that_was_taken_out_meanwhile_cannot_finish():
     """The reason of the failure is what the load ends with."""
     state = desired.begin_load(DesiredState(), "m", 1, {})

@@ -21,7 +21,7 @@ from registry.errors import (
 )
 from registry.objects import LEASE_S
 from registry.store import Store
-from tests.disk_model import UnsyncedFiles
+from tests.disk_model import ModelDisk, UnsyncedFiles
 from tests.store_driver import Clock, digest_of, manifest_of, payload, upload
 
 BAD_DIGESTS = [
@@ -170,6 +170,21 @@ def test_a_failing_sync_is_never_an_acknowledgement(
             store.publish(manifest_of("m", 0))
         upload(store, payload(0))
         assert store.object_size(digest) == len(payload(0))
+
+
+def test_an_object_whose_name_could_not_be_synced_is_taken_away(tmp_path: Path) -> None:
+    """The next process, which cannot know of the failure, does not find it."""
+    root = tmp_path / "store"
+    root.mkdir()
+    disk = ModelDisk(root)
+    with Store.open(root, files=disk, reserve_bytes=0) as store:
+        # create, two writes, mode, sync and rename go well; the sync of the folder does not.
+        disk.fail_in(7, errno.EIO)
+        with pytest.raises(StoreFailed):
+            upload(store, payload(0))
+    assert any(step.startswith("rename objects") for step in disk.log)
+    with Store.open(root, files=UnsyncedFiles()) as store:
+        assert store.object_size(digest_of(payload(0))) is None
 
 
 def test_two_uploads_of_one_digest_both_succeed(store: Store) -> None:
@@ -420,16 +435,21 @@ def test_gc_leaves_names_that_are_no_digests(store: Store) -> None:
     assert stranger.is_dir()
 
 
-def test_gc_at_every_step_of_upload_and_publish_harms_neither(tmp_path: Path) -> None:
-    """F20: a collection between any two system calls drops nothing that is on its way in."""
+def test_gc_at_every_step_of_upload_and_publish_harms_neither(tmp_path: Path, clock: Clock) -> None:
+    """F20: a collection between any two system calls drops nothing that is on its way in.
+
+    Not even where the leases run out in the middle of the publish.
+    """
 
     class CollectingFiles(UnsyncedFiles):
         store: Store | None = None
         collections = 0
+        is_late = False
 
         def collect(self) -> None:
             store, self.store = self.store, None
             if store is not None:
+                clock.now_s += LEASE_S + 1 if self.is_late else 0
                 store.gc()
                 self.collections += 1
                 self.store = store
@@ -453,10 +473,11 @@ def test_gc_at_every_step_of_upload_and_publish_harms_neither(tmp_path: Path) ->
             self.collect()
 
     files = CollectingFiles()
-    with Store.open(tmp_path / "store", files=files) as store:
+    with Store.open(tmp_path / "store", files=files, monotonic_s=clock) as store:
         files.store = store
         for index in range(3):
             upload(store, payload(index))
+        files.is_late = True
         record, _ = store.publish(manifest_of("m", 0, (1, 2)))
         store.verify_objects(record.manifest.object_digests, thorough=True)
         store.gc()

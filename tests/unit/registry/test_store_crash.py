@@ -33,7 +33,7 @@ SCRIPT: Sequence[Step] = (
     lambda d: d.delete_newest("other.model"),
     lambda d: d.gc(is_later=True),
 )
-CHOICES = [None, *range(4)]
+CHOICES = [None, 0, 1]
 
 
 def run(driver: StoreDriver, steps: Sequence[Step]) -> None:
@@ -44,12 +44,12 @@ def run(driver: StoreDriver, steps: Sequence[Step]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("choice", CHOICES)
 def test_f03_a_power_cut_at_any_step_leaves_the_old_or_the_new(
-    tmp_path: Path, choice: int | None
+    scratch: Path, choice: int | None
 ) -> None:
     """Whatever was acknowledged survives each crash point, whatever of the rest the disk kept."""
     die_at, was_cut = 1, True
     while was_cut:
-        with StoreDriver(tmp_path / str(die_at)) as driver:
+        with StoreDriver(scratch / str(die_at)) as driver:
             driver.disk.die_in(die_at)
             was_cut = False
             try:
@@ -64,12 +64,12 @@ def test_f03_a_power_cut_at_any_step_leaves_the_old_or_the_new(
 @pytest.mark.slow
 @pytest.mark.parametrize("is_tried_again", [False, True])
 def test_f02_a_kill_at_any_step_then_a_power_cut_loses_nothing(
-    tmp_path: Path, is_tried_again: bool
+    scratch: Path, is_tried_again: bool
 ) -> None:
     """The next process builds on nothing that the killed one had not yet made durable."""
     die_at, was_killed = 1, True
     while was_killed:
-        with StoreDriver(tmp_path / str(die_at)) as driver:
+        with StoreDriver(scratch / str(die_at)) as driver:
             driver.disk.die_in(die_at)
             was_killed = False
             for step in SCRIPT:
@@ -88,10 +88,10 @@ def test_f02_a_kill_at_any_step_then_a_power_cut_loses_nothing(
 
 
 @pytest.mark.parametrize("lost", ["fsync", "fsync_dir"])
-def test_f23_a_disk_that_syncs_nothing_is_caught(tmp_path: Path, lost: str) -> None:
+def test_f23_a_disk_that_syncs_nothing_is_caught(scratch: Path, lost: str) -> None:
     """The control: without the syncs the same checks find acknowledged writes missing."""
     lying = type("LyingDisk", (ModelDisk,), {lost: lambda disk, _: None})
-    with StoreDriver(tmp_path, lying) as driver:
+    with StoreDriver(scratch / "disks", lying) as driver:
         driver.upload(0)
         driver.publish("m", 0)
         with pytest.raises((AssertionError, StoreFormat)):
@@ -100,12 +100,12 @@ def test_f23_a_disk_that_syncs_nothing_is_caught(tmp_path: Path, lost: str) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
-def test_f04_any_failing_call_is_told_and_can_be_tried_again(tmp_path: Path, error: int) -> None:
+def test_f04_any_failing_call_is_told_and_can_be_tried_again(scratch: Path, error: int) -> None:
     """The n-th call fails: a planned error, nothing half made, and a second try holds for good."""
     expected = StoreFailed if error == errno.EIO else StoreFull
     fail_at, messages = 1, []
     while True:
-        with StoreDriver(tmp_path / str(fail_at)) as driver:
+        with StoreDriver(scratch / str(fail_at)) as driver:
             driver.disk.fail_in(fail_at, error)
             for step in SCRIPT:
                 try:
@@ -121,20 +121,20 @@ def test_f04_any_failing_call_is_told_and_can_be_tried_again(tmp_path: Path, err
         fail_at += 1
     assert steps > 60
     assert len(messages) > 50
-    assert not [text for text in messages if os.fspath(tmp_path) in text]
+    assert not [text for text in messages if os.fspath(scratch) in text]
 
 
-def test_f03_a_power_cut_while_a_store_is_made_is_made_good(tmp_path: Path) -> None:
+def test_f03_a_power_cut_while_a_store_is_made_is_made_good(scratch: Path) -> None:
     """A start cut short at any step leaves a folder that the next start can use."""
     for die_at in range(1, 100):
         for choice in (None, random.Random(die_at)):
-            root = tmp_path / f"{die_at}-{choice is None}"
+            root = scratch / f"{die_at}-{choice is None}"
             disk = ModelDisk(root, die_at=die_at)
             root.mkdir()
             with contextlib.suppress(PowerCut):
                 Store.open(root, files=disk).close()
             disk.release()
-            left = tmp_path / f"{die_at}-{choice is None}-left"
+            left = scratch / f"{die_at}-{choice is None}-left"
             disk.cut(left, choice)
             Store.open(left).close()
         if not disk.is_off:
@@ -142,10 +142,10 @@ def test_f03_a_power_cut_while_a_store_is_made_is_made_good(tmp_path: Path) -> N
     pytest.fail("the start never came to its end")
 
 
-def test_f04_a_failing_call_while_opening_is_told_and_the_lock_let_go(tmp_path: Path) -> None:
+def test_f04_a_failing_call_while_opening_is_told_and_the_lock_let_go(scratch: Path) -> None:
     """An open that fails at any step raises a planned error, and the next one works."""
     for fail_at in range(1, 100):
-        root = tmp_path / str(fail_at)
+        root = scratch / str(fail_at)
         disk = ModelDisk(root, fail_at=fail_at, error=errno.EIO)
         try:
             Store.open(root, files=disk).close()

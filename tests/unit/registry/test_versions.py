@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from registry.errors import Corrupt, InvalidInput, MissingObjects, NotFound, StoreFull
+from registry.errors import Corrupt, InvalidInput, MissingObjects, NotFound, StoreFailed, StoreFull
 from registry.manifest import TensorEntry
+from registry.objects import LEASE_S
 from registry.store import Store
 from tests.disk_model import ModelDisk, UnsyncedFiles
-from tests.store_driver import digest_of, manifest_of, payload, upload
+from tests.store_driver import Clock, digest_of, manifest_of, payload, upload
 
 
 @pytest.fixture
@@ -188,6 +189,33 @@ def test_an_event_that_no_log_can_hold_is_refused_before_anything_changes(filled
     with pytest.raises(InvalidInput):
         filled.publish(manifest_of("m", 0), {"kind": "published", "colour": "red"})
     assert filled.models() == ()
+
+
+@pytest.mark.parametrize("is_undone", [False, True])
+def test_a_publish_that_may_have_failed_leaves_a_whole_version_or_none(
+    tmp_path: Path, clock: Clock, is_undone: bool
+) -> None:
+    """A record whose folder could not be synced goes; if it cannot, gc spares its objects."""
+    root = tmp_path / "store"
+    root.mkdir()
+    disk = ModelDisk(root)
+    store = Store.open(root, files=disk, monotonic_s=clock, reserve_bytes=0)
+    upload(store, payload(0))
+    store.publish(manifest_of("m", 0))
+    upload(store, payload(1))
+    # create, write, fsync, close and rename go well; the sync of the folder is the sixth step,
+    # the unlink that undoes it the seventh.
+    disk.fail_in(6, errno.EIO, count=1 if is_undone else 2)
+    with pytest.raises(StoreFailed):
+        store.publish(manifest_of("m", 1))
+    assert [record.version for record in store.versions("m")] == [1]
+    clock.now_s += LEASE_S + 1
+    store.gc()
+    store.close()
+    with Store.open(root, files=UnsyncedFiles()) as store:
+        assert store.verify().damaged == {}
+        versions = [record.version for record in store.versions("m")]
+        assert versions == ([1] if is_undone else [1, 2])
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])

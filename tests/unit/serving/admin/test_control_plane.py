@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 
 import pytest
 
 from models.errors import LoadFailed
-from registry.errors import Conflict, Corrupt, NotFound, OverBudget
+from registry.errors import Conflict, Corrupt, NotFound, OverBudget, StoreFull
 from serving.errors import DeadlineExpired
+from tests.disk_model import ModelDisk
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -562,3 +564,62 @@ async def test_cancelled_caller_does_not_cut_a_change_short(world):
 
     assert world.fleet.targets[-1].routes == {"m": 2}
     assert world.control.route("m").version == 2
+
+
+async def test_unload_that_cannot_be_written_leaves_the_version_counted_once(make_world, tmp_path):
+    """A full disk refuses the unload; version and ledger are as before."""
+    disk = ModelDisk(tmp_path / "store")
+    world = make_world(tmp_path / "store", disk)
+    await world.start()
+    await world.push_loaded("m", 1)
+    await world.push("m", b"two", b"w" * 100)
+    await world.load("m", 2)
+    disk.fail_in(1, errno.ENOSPC)
+
+    with pytest.raises(StoreFull):
+        await world.unload("m", 2)
+
+    ledger = world.control.ledger
+    assert (ledger.committed_bytes(), ledger.unreleased_bytes()) == (100, 0)
+    assert world.control.status("m", 2)[0] == "READY"
+    await world.unload("m", 2)
+    assert ledger.committed_bytes() == 0
+    await world.stop()
+
+
+async def test_damage_that_cannot_be_recorded_does_not_stop_the_respawn(make_world, tmp_path):
+    """With a failing disk a worker still comes back; the damage is in the log."""
+    disk = ModelDisk(tmp_path / "store")
+    world = make_world(tmp_path / "store", disk)
+    await world.start()
+    await world.push_loaded("m", 1)
+    path = next(iter(world.store.objects_dir.iterdir()))
+    path.chmod(0o644)
+    path.write_bytes(b"x")
+    disk.fail_in(1, errno.EIO)
+
+    await world.control.before_respawn()
+    assert world.control.status("m", 1)[0] == "READY"
+    await world.control.before_respawn()
+    assert world.control.status("m", 1)[0] == "FAILED"
+    await world.stop()
+
+
+async def test_plan_knows_private_memory_from_an_earlier_load(world):
+    """What was measured once counts in every later plan."""
+    world.inspector.private_bytes = 10
+    await world.push_loaded("m", 2)
+    await world.unload("m", 2)
+
+    plan = world.control.plan("m", 2)
+
+    assert (plan.private_bytes_per_worker, plan.needs_bytes) == (10, 20)
+
+
+async def test_inspection_gets_what_the_weights_leave(world):
+    """The child may take as much private memory as the budget has beside the weights."""
+    world.control.ledger.budget_bytes = 1000
+    await world.push("m", b"one", b"w" * 600)
+    await world.load("m", 1)
+
+    assert world.inspector.limits == [400]

@@ -120,6 +120,7 @@ ROUTES: list[tuple[str, str, Handler]] = [
     ("DELETE", "/admin/v1/models/([^/]+)/aliases/([^/]+)",
      lambda s, b, m, a: (200, {"model": m, "alias": a, "version": None, "previous": 1})),
     ("PUT", "/admin/v1/models/([^/]+)/route", put_route),
+    ("GET", "/v2/health/live", lambda s, _: (200, {"live": True})),
     ("GET", "/admin/v1/workers",
      lambda s, _: (200, {"workers": [{"slot": 0, "state": "READY", "reason": ""}]})),
     ("GET", "/admin/v1/memory", lambda s, _: (200, {

@@ -645,6 +645,26 @@ async def test_e10_health_stays_quick_while_large_bodies_are_decoded(
     assert slowest_s < 0.5
 
 
+class TestAccessLog:
+    """With access_log = "all"."""
+
+    @pytest.fixture
+    def settings(self) -> Settings:
+        return small(Settings(), access_log="all")
+
+    async def test_every_request_is_logged_once(
+        self, client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Method, path, status, duration and id, and no body."""
+        caplog.set_level("INFO", "serving.http_common")
+        await client.get("/v2/models/none", headers={"x-request-id": "r-9"})
+        (record,) = [r for r in caplog.records if r.name == "serving.http_common"]
+        logged = record.__dict__
+        assert (logged["method"], logged["path"], logged["status"], logged["request_id"]) == (
+            "GET", "/v2/models/none", 404, "r-9",
+        )  # fmt: skip
+
+
 # Documentation
 
 

@@ -47,6 +47,13 @@ class EchoApp:
         if path.startswith("/wait"):
             self.entered.set()
             await self.gate.wait()
+        if path == "/listen":
+            self.entered.set()
+            while not self.gate.is_set():
+                # Listens anew again and again, as an application may; each time asks to read on.
+                listening = asyncio.ensure_future(receive())
+                await asyncio.sleep(0.005)
+                listening.cancel()
         if path == "/watch":
             self.entered.set()
             await receive()
@@ -161,6 +168,26 @@ async def test_pipelined_requests_are_answered_in_order(echo: Served, app: EchoA
     await app.entered.wait()
     app.gate.set()
     assert [said(await connection.response())["body"] for _ in range(3)] == ["1", "2", "3"]
+
+
+async def test_what_a_client_sends_ahead_is_not_taken_in_without_bound(
+    echo: Served, app: EchoApp
+) -> None:
+    """While the first is being answered, reading stops, also if it listens for a disconnect."""
+    connection = await echo.connect()
+    await connection.send(request("/listen"))
+    await app.entered.wait()
+    ahead = [request(f"/{i}", b"a" * 100_000) for i in range(300)]
+    connection.writer.write(b"".join(ahead))
+    (protocol,) = echo.server.server_state.connections
+    await until(lambda: bool(protocol.pipeline))
+    # Were it to read on, it would have all of it within these passes.
+    for _ in range(50):
+        await asyncio.sleep(0.005)
+    assert len(protocol.pipeline) < 20
+    app.gate.set()
+    paths = [said(await connection.response())["path"] for _ in range(301)]
+    assert paths == ["/listen", *(f"/{i}" for i in range(300))]
 
 
 BAD = {

@@ -1,0 +1,71 @@
+"""Serving a converted file with the real loader, as a worker would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import joblib
+import numpy as np
+import pytest
+
+from models.convert import ConvertOptions, convert
+from models.package import Package
+from models.runtime.onnx import OnnxLoader, OnnxServable
+from models.servable import Array, Inspection, LoadSpec
+from models.signature import Signature, parse_signature
+from registry.ident import digest_hex
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A converted model, loaded."""
+
+    package: Package
+    signature: Signature
+    servable: OnnxServable
+
+    def __call__(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        names = [spec.name for spec in self.signature.outputs]
+        return dict(zip(names, self.servable.run(inputs), strict=True))
+
+    @property
+    def parity(self) -> dict[str, Any]:
+        record = self.package.manifest.parity
+        assert record is not None
+        return record
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Callable[..., Served]:
+    """Save a model, convert the file, load what comes out."""
+    folder = tmp_path / "objects"
+    folder.mkdir()
+
+    def serve(model: object, **options: Any) -> Served:
+        path = tmp_path / "model.joblib"
+        joblib.dump(model, path)
+        package = convert("m", path, ConvertOptions(**options))
+        for item in package.objects:
+            (folder / digest_hex(item.digest)).write_bytes(b"".join(item.chunks()))
+        signature = parse_signature(package.manifest.signature)
+        inspection = Inspection(signature, False, "", False, 0.0, 0.0, 0)
+        spec = LoadSpec("m", 1, package.manifest, folder, 1, inspection)
+        return Served(package, signature, OnnxLoader(threads=1).load(spec))
+
+    return serve
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """Random numbers, the same each time."""
+    return np.random.default_rng(5)
+
+
+def worst(got: Array, expected: Array) -> float:
+    """Return the largest ``|difference| / max(1, |native|)``."""
+    expected = np.asarray(expected, dtype=np.float64)
+    difference = np.abs(np.asarray(got, dtype=np.float64) - expected)
+    return float((difference / np.maximum(1.0, np.abs(expected))).max())

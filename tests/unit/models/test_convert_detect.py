@@ -1,0 +1,157 @@
+"""The way in: what a file is, and clear refusals that leave nothing behind."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from models.convert import ConvertOptions, convert, describes_pickle, detect_format
+from models.errors import ConversionRefused
+from registry.errors import InvalidInput
+
+
+def identity() -> onnx.ModelProto:
+    info = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["rows", 4]) for n in "XY"]
+    graph = helper.make_graph([helper.make_node("Identity", ["X"], ["Y"])], "g", info[:1], info[1:])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+class Canary:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return (os.mkdir, (str(self.path),))
+
+
+@pytest.mark.parametrize("protocol", range(2, 6))
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_a_pickle_is_known_by_its_bytes(tmp_path, protocol, pack):
+    """Whatever its name, a pickle is announced as one, packed or not, and is not opened for it."""
+    canary = tmp_path / "canary"
+    path = tmp_path / "model.onnx"
+    path.write_bytes(pack(pickle.dumps(Canary(canary), protocol)))
+    assert describes_pickle(path)
+    assert detect_format(path) == "pickle"
+    assert not canary.exists()
+
+
+def test_what_is_no_pickle_is_not_announced_as_one(tmp_path):
+    """Text models, ONNX, missing files and folders open nothing that runs code."""
+    text, model = tmp_path / "m.pkl", tmp_path / "m.onnx"
+    text.write_text("tree\nversion=v4\n")
+    onnx.save(identity(), model)
+    for path in (text, model, tmp_path / "missing.pkl", tmp_path):
+        assert not describes_pickle(path)
+    assert detect_format(text) == "lightgbm"
+    assert detect_format(model) == "onnx"
+
+
+def test_f08_a_pickle_is_not_opened_as_another_format(tmp_path):
+    """A pickle that is pushed as ONNX is refused without being opened."""
+    canary = tmp_path / "canary"
+    path = tmp_path / "model.onnx"
+    path.write_bytes(pickle.dumps(Canary(canary)))
+    with pytest.raises(ConversionRefused, match="is pickle, not onnx"):
+        convert("m", path, ConvertOptions(format="onnx"))
+    assert not canary.exists()
+
+
+def test_an_onnx_file_passes_unchanged(tmp_path):
+    """An ONNX file becomes a package of its own graph, with its name and digest as the source."""
+    path = tmp_path / "m.onnx"
+    onnx.save(identity(), path)
+    manifest = convert("m", path, ConvertOptions(meta={"run": "7"})).manifest
+    assert manifest.parity is None
+    assert manifest.source["framework"] == "onnx"
+    assert manifest.source["file"] == "m.onnx"
+    assert manifest.source["file_digest"].startswith("sha256:")
+    assert manifest.meta == {"run": "7"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("m.cbm", b"CBM1\x00\x00", "CatBoost model, which is not supported yet"),
+        ("m.json", b'{"learner":{}}', "XGBoost model, which is not supported yet"),
+        ("m.ubj", b"{L\x00\x00\x07learner", "XGBoost model, which is not supported yet"),
+        ("m.pt2", b"PK\x03\x04....", "PyTorch model, which is not supported yet"),
+        ("m.keras", b"PK\x03\x04....", "Keras model, which is not supported yet"),
+        ("m.h5", b"\x89HDF\r\n\x1a\n", "Keras HDF5 model, which is not supported yet"),
+        ("m.json", b"{}", "JSON document"),
+        ("m.onnx", b"", "is empty"),
+        ("m.onnx", b"<html>", "not an ONNX model"),
+        ("m.txt", b"hello", "not an ONNX model"),
+        ("m.txt", b"tree\nversion=v4\n", "'end of trees' does not come"),
+        ("m.txt", b"tree\n\xff\xfe", "not UTF-8"),
+        ("m.pkl", pickle.dumps({"a": 1}), "holds a 'builtins.dict'"),
+        ("m.pkl", pickle.dumps(list(range(1000)))[:500], "cannot be unpickled"),
+        ("m.pkl", gzip.compress(pickle.dumps(list(range(1000))))[:200], "cannot be unpickled"),
+        ("m.pkl", b"\x80\x04cno_such_module_x\nThing\n.", "no_such_module_x"),
+    ],
+)
+def test_foreign_and_damaged_files_are_refused_with_the_reason(tmp_path, name, content, reason):
+    """Each refusal says what the file is, and nothing is left beside it."""
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(ConversionRefused, match=reason) as caught:
+        convert("m", path)
+    assert str(tmp_path) not in str(caught.value)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("marker", "reason"),
+    [("MLmodel", "MLflow folder"), ("saved_model.pb", "SavedModel"), ("x", "is a directory")],
+)
+def test_folders_are_refused_with_what_they_are(tmp_path, marker, reason):
+    """A folder of another tool is named."""
+    (tmp_path / marker).touch()
+    with pytest.raises(ConversionRefused, match=reason):
+        convert("m", tmp_path)
+
+
+def test_wrong_names_and_formats_are_refused(tmp_path):
+    """The model's name and the format are checked before the file is looked at."""
+    with pytest.raises(InvalidInput):
+        convert("../x", tmp_path / "m.onnx")
+    with pytest.raises(ConversionRefused, match="no such file"):
+        convert("m", tmp_path / "m.onnx")
+    with pytest.raises(ConversionRefused, match="use one of auto, onnx, lightgbm, sklearn"):
+        convert("m", tmp_path / "m.onnx", ConvertOptions(format="keras"))
+
+
+def test_a_missing_library_is_named_with_the_command_to_type(tmp_path, monkeypatch):
+    """Without the extra, a push says which one to install."""
+    path = tmp_path / "m.txt"
+    path.write_text("tree\nversion=v4\n")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConversionRefused, match=r"pip install 'ramrack\[lightgbm\]'"):
+        convert("m", path)
+    path.write_bytes(pickle.dumps({}))
+    with pytest.raises(ConversionRefused, match=r"pip install 'ramrack\[sklearn\]'"):
+        convert("m", path)
+
+
+@pytest.mark.slow
+def test_the_base_install_imports_the_converters():
+    """Importing them imports no training framework."""
+    code = (
+        "import sys, models.convert, models.zoo, models.convert.lightgbm, models.convert.sklearn\n"
+        "import models.convert.sklearn_graph\n"
+        "heavy = {'lightgbm', 'sklearn', 'pandas', 'skl2onnx', 'joblib', 'onnxruntime'}\n"
+        "bad = heavy & set(sys.modules)\n"
+        "sys.exit(str(bad) if bad else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
