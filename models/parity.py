@@ -15,6 +15,7 @@ import onnx
 from numpy.typing import NDArray
 
 from models.errors import ConversionRefused
+from models.runtime.ort_errors import clean
 from models.servable import Array, rows_of
 from registry.manifest import Json, JsonObject
 
@@ -87,7 +88,9 @@ def graph_answer(model: onnx.ModelProto) -> Answer:
         )
     # onnxruntime derives its errors straight from Exception and RuntimeError, one class a status.
     except Exception as error:
-        raise ConversionRefused(f"the runtime refuses the converted graph: {error}") from error
+        raise ConversionRefused(
+            f"the runtime refuses the converted graph: {clean(str(error))}"
+        ) from error
     names = [output.name for output in session.get_outputs()]
 
     def answer(inputs: Inputs) -> Mapping[str, Array]:
@@ -97,7 +100,8 @@ def graph_answer(model: onnx.ModelProto) -> Answer:
             try:
                 parts.append(session.run(names, chunk))
             except Exception as error:
-                raise ConversionRefused(f"the converted graph fails to run: {error}") from error
+                reason = clean(str(error))
+                raise ConversionRefused(f"the converted graph fails to run: {reason}") from error
         return {name: np.concatenate([p[i] for p in parts]) for i, name in enumerate(names)}
 
     return answer
@@ -108,7 +112,8 @@ def compare(
 ) -> Parity:
     """Run both on the same rows and measure; the outputs compared are those ``native`` gives."""
     rows = _rows(inputs)
-    ours, theirs = graph(inputs), native(inputs)
+    theirs = native(inputs)  # first: it says more plainly what is wrong with a row
+    ours = graph(inputs)
     worst = ""
     differences: list[NDArray[np.float64]] = []
     for name, expected in theirs.items():
@@ -197,9 +202,6 @@ def jsonable(value: object) -> Json:
 
 def _rows(inputs: Inputs) -> int:
     return min((rows_of(array) for array in inputs.values()), default=0)
-
-
-# --- rows made from the model itself ---------------------------------------------------------
 
 
 def edge_values(

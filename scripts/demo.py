@@ -218,7 +218,7 @@ def _swap(server: Server, exhibit: Exhibit, report: Report) -> None:
 
 def _now_answering(url: str, body: Path) -> str:
     answer = httpx.post(url, content=body.read_bytes(), timeout=30, trust_env=False)
-    return answer.headers.get("x-ramrack-version", "?")
+    return str(answer.headers.get("x-ramrack-version", "?"))
 
 
 def _recommend(server: Server, exhibit: Exhibit, mib: int, report: Report) -> None:
@@ -293,17 +293,17 @@ def _size(size_bytes: int) -> str:
 
 
 def _stay(server: Server, exhibit: Exhibit) -> None:
-    rows = json.dumps({"instances": exhibit.rows[:1]})
-    print(
-        f"\nThe server stays up until Ctrl-C. Try:\n\n"
-        f"  curl -s {server.url}/v1/models/{exhibit.name}:predict -d '{rows}'\n"
-        f"  .venv/bin/ramrack ps --url {server.url} --admin-url {server.admin_url}\n\n"
-        f"API documentation: {server.url}/docs and {server.admin_url}/docs",
-        flush=True,
-    )
+    body = exhibit.with_rows(1).decode()
     with contextlib.suppress(KeyboardInterrupt):
-        if server.process.wait():
-            raise DemoFailed("the server ended by itself: see .ramrack/demo/server.log")
+        print(
+            f"\nThe server stays up until Ctrl-C. Try:\n\n"
+            f"  curl -s {server.url}/v1/models/{exhibit.name}:predict -d '{body}'\n"
+            f"  .venv/bin/ramrack ps --url {server.url} --admin-url {server.admin_url}\n\n"
+            f"API documentation: {server.url}/docs and {server.admin_url}/docs",
+            flush=True,
+        )
+        server.process.wait()
+        raise DemoFailed("the server ended by itself: see .ramrack/demo/server.log")
     print("\nstopping", flush=True)
 
 

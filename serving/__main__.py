@@ -15,6 +15,10 @@ from serving.worker_process import WORKER_COMMAND
 
 def main(worker_command: Sequence[str] = WORKER_COMMAND) -> int:
     """Run until a signal; return the exit code."""
+    if sys.argv[1:]:
+        text = "python -m serving takes no arguments: use `ramrack serve --help`"
+        print(f"ramrack: {text}", file=sys.stderr)  # noqa: T201 - before there are logs
+        return 2
     config = os.environ.get("RAMRACK_CONFIG")
     try:
         settings = load_settings(Path(config) if config else None, os.environ, {})

@@ -20,6 +20,7 @@ import uvloop
 
 from models.inspect import Limits, inspect_version
 from models.servable import Inspection
+from registry.budget import default_budget_bytes
 from registry.errors import RegistryError
 from registry.manifest import Manifest
 from registry.store import Store
@@ -39,7 +40,6 @@ from serving.supervisor import Supervisor
 from serving.worker_process import WORKER_COMMAND
 
 _log = logging.getLogger(__name__)
-BUDGET_SHARE: Final = 0.75
 # The admin plane outlives the workers by this at most.
 ADMIN_DRAIN_S: Final = 5.0
 # What a start can end with that a person can mend: one line each, no traceback.
@@ -159,7 +159,7 @@ def _open_sockets(
 
 
 def _budget_bytes(settings: Settings, machine: Machine) -> int:
-    return settings.memory_budget or int(machine.available_bytes * BUDGET_SHARE)
+    return settings.memory_budget or default_budget_bytes(machine.available_bytes)
 
 
 def _inspector(

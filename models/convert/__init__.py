@@ -27,6 +27,10 @@ __all__ = ["FORMATS", "ConvertOptions", "convert", "describes_pickle", "detect_f
 
 DEFAULT_TOLERANCE: Final = 1e-5
 _MAX_TEXT_BYTES: Final = 2**31 - 1
+# Names of what is read without running code: a pickle under one of them is nobody's wish.
+_HARMLESS_SUFFIXES: Final = frozenset(
+    {".csv", ".json", ".npy", ".npz", ".onnx", ".parquet", ".pb", ".txt"}
+)
 _EXTRAS: Final = {
     "lightgbm": ("lightgbm", "lightgbm"),
     "sklearn": ("sklearn", "sklearn"),
@@ -90,6 +94,11 @@ def _format(path: Path, wanted: str) -> str:
     fits = {"onnx": ("onnx",), "lightgbm": ("lightgbm", "pickle"), "sklearn": ("pickle",)}
     if wanted != "auto" and found not in fits[wanted]:
         raise ConversionRefused(f"{shown(path.name)} is {found}, not {wanted}: use --format auto")
+    if found == "pickle" and wanted == "auto" and path.suffix.lower() in _HARMLESS_SUFFIXES:
+        raise ConversionRefused(
+            f"{shown(path.name)} is a Python pickle although its name says otherwise; opening one "
+            "runs code that it brings along: if you trust it, use --format sklearn or lightgbm"
+        )
     return found
 
 

@@ -125,9 +125,6 @@ def _convert(
     )  # fmt: skip
 
 
-# --- what the model is --------------------------------------------------------------------------
-
-
 def _classes(parsed: TextModel, classes: Any) -> tuple[bool, tuple[str | int, ...]]:
     """Check the objective; return whether it gives classes, and their labels."""
     name = parsed.objective[0] if parsed.objective else ""
@@ -224,9 +221,6 @@ def _inputs(parsed: TextModel, columns: Sequence[_Column] | None) -> tuple[Tenso
     return tuple(specs)
 
 
-# --- the graph ----------------------------------------------------------------------------------
-
-
 def _add_ensemble(graph: Graph, parsed: TextModel, matrix: str, precision: Precision) -> str:
     """Add the trees over ``matrix``, whatever its type, and return the raw scores."""
     dtype = np.float32 if precision == "float32" else np.float64
@@ -310,9 +304,6 @@ def _sigmoid(parsed: TextModel) -> float:
             except ValueError as error:
                 raise ConversionRefused(f"LightGBM: objective option {token!r}") from error
     return 1.0
-
-
-# --- the oracle ---------------------------------------------------------------------------------
 
 
 def _native(

@@ -27,7 +27,7 @@ from models.convert.sklearn_columns import (
     fitted_columns,
     replace_missing_texts,
 )
-from models.convert.sklearn_graph import Frame, build_graph
+from models.convert.sklearn_graph import Frame, build_graph, is_lightgbm
 from models.convert.sklearn_rows import Accepted, make_rows, missing_rows, probe
 from models.convert.sklearn_trees import tree_model
 from models.convert.trees import Precision, library_versions
@@ -70,13 +70,11 @@ def convert_estimator(estimator: Any, sample: Sample | None, tolerance: float) -
 def _order(estimator: Any, frame: Frame) -> tuple[Precision, ...]:
     """Return what to try first: double where a rounding before a tree can turn a branch."""
     has_steps = type(estimator).__name__ == "Pipeline"
-    is_tree = tree_model(final_estimator(estimator)) is not None
+    final = final_estimator(estimator)
+    is_tree = tree_model(final) is not None or is_lightgbm(final)
     if not frame.is_matrix or (has_steps and is_tree):
         return ("float64", "float32")
     return ("float32", "float64")
-
-
-# --- inputs and outputs -------------------------------------------------------------------------
 
 
 def _frame(estimator: Any, columns: list[Column], has_names: bool, sample: Sample | None) -> Frame:
@@ -143,9 +141,6 @@ def _targets(estimator: Any) -> int | None:
         return int(np.shape(coefficients)[0]) if np.ndim(final.intercept_) == 1 else None
     outputs = getattr(final, "n_outputs_", 1)
     return int(outputs) if isinstance(outputs, int) and outputs > 1 else None
-
-
-# --- the oracle ---------------------------------------------------------------------------------
 
 
 def _native(estimator: Any, frame: Frame) -> Answer:

@@ -75,9 +75,6 @@ def _readers() -> dict[type, Callable[[Any], TreeModel]]:
     }
 
 
-# --- reading ------------------------------------------------------------------------------------
-
-
 def _decision_tree(estimator: Any) -> TreeModel:
     return _averaged([estimator], estimator)
 
@@ -196,9 +193,6 @@ def _tree(fitted: Any, values: Floats, first_target: int = 0) -> Tree:
 def _classes(estimator: Any) -> tuple[str | int, ...] | None:
     classes = getattr(estimator, "classes_", None)
     return class_labels(classes) if classes is not None else None
-
-
-# --- writing ------------------------------------------------------------------------------------
 
 
 def _convert(scope: Any, operator: Any, container: Any) -> None:

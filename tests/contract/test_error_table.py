@@ -38,7 +38,7 @@ LIMITS = {
     "max_output_bytes": MIB,
     "body_timeout_s": 1,
     "header_timeout_s": 1,
-    "max_run_s": 2,
+    "max_run_s": 4,
     "queue_rows": 1,
     "max_in_flight": 4,
     "memory_budget": 64 * MIB,
@@ -131,7 +131,7 @@ GOOD = floats([1, 2, 3, 4])
         (floats([1, 2, 3, 1e39]), ["'x'", "element 3", "1e+39"]),
         (floats([1, 2, 3, 4], (-1, 4)), ["'x'", "-1"]),
         (floats([1] * 4, (1,) * 9), ["'x'", "9 dimensions", "8"]),
-        (floats([[[[[[[[[1, 2, 3, 4]]]]]]]]]), ["'x'", "8"]),
+        (floats([[[1, 2, 3, 4]]]), ["'x'", "depth 1", "[1, 4]"]),
         ({**GOOD, "outputs": [{"name": "z"}]}, ["'z'", "'y'"]),
         ({**GOOD, "id": 7}, ["id", "number"]),
         ({**GOOD, "parameters": {"timeout": -1}}, ["timeout", "-1"]),
@@ -151,7 +151,7 @@ def test_400_wrong_infer_bodies(server: RunningServer, body: Any, words: list[st
         ({}, ["instances", "inputs"]),
         ({"instances": [], "inputs": []}, ["instances", "inputs"]),
         ({"instances": 3}, ["instances", "number"]),
-        ({"instances": [[1, 2, 3]]}, ["instances[0]", "3", "4"]),
+        ({"instances": [[1, 2, 3]]}, ["instances", "[1, 3]", "[-1, 4]"]),
         ({"instances": [[1, 2, 3, 4], {"a": 1}]}, ["instances[1]"]),
         ({"instances": [[1, 2, 3, "4"]]}, ["4"]),
         ({"inputs": {"z": [[1, 2, 3, 4]]}}, ["x"]),
@@ -278,7 +278,7 @@ def test_401_without_a_token(guarded: RunningServer) -> None:
     """No token, a wrong one, another scheme: 401 with a challenge, and no hint at the right one."""
     wrong: list[dict[str, str]] = [
         ID, bearer("wrong"), {**ID, "authorization": "Basic b3duZXItc2VjcmV0"},
-        {**ID, "authorization": "Bearer "},
+        {**ID, "authorization": "Bearer"},
     ]  # fmt: skip
     for headers in wrong:
         for path in ("/admin/v1/models", "/metrics", "/docs"):
@@ -446,7 +446,7 @@ def test_408_a_head_that_does_not_come(server: RunningServer) -> None:
     """The same for half a head, on both planes."""
     for url in (server.url, server.admin_url):
         with connected(url) as client:
-            client.sendall(head_of("GET", "/v2", {"host": "localhost", **ID})[:-2])
+            client.sendall(head_of("GET", "/v2", {"host": "localhost", **ID, "x-more": "y"})[:-5])
             answer = read_answer(client.makefile("rb"))
             check_error(answer, 408, "header_timeout_s 1", server=server)
 
@@ -460,11 +460,11 @@ def test_409_on_the_admin_plane(server: RunningServer) -> None:
     for method, path, headers, body, words in (
         ("POST", version + ":unload", ID, None, ["id32", "route"]),
         ("DELETE", version, ID, None, ["id32"]),
-        ("PUT", ADMIN_ID32 + "/aliases/a", ID, {"version": 2}, ["id32", "2", "UNLOADED"]),
+        ("PUT", ADMIN_ID32 + "/aliases/a", ID, {"version": 2}, ["id32/2", "not loaded"]),
         ("PUT", ADMIN_ID32 + "/route", ID, {"split": [{"version": 2, "weight": 100}]}, ["2"]),
         ("PUT", ADMIN_ID32 + "/route", {**ID, "if-match": '"0"'},
          {"split": [{"version": 1, "weight": 100}]}, ['"0"']),
-        ("POST", ADMIN_ID32 + "/route:rollback", ID, {}, ["id32"]),
+        ("POST", ADMIN_ID32 + "/route:rollback", ID, {}, ["nothing to go back to"]),
         ("POST", "/v2/repository/models/id32/unload", ID, {}, ["id32", "route"]),
     ):  # fmt: skip
         answer = server.admin(method, path, headers=headers, json=body)
@@ -509,7 +509,7 @@ def test_413_a_body_of_unknown_length(server: RunningServer) -> None:
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 def test_413_after_decompression(server: RunningServer, encoding: str) -> None:
     """A small body that unfolds to a large one."""
-    large = b" " * (64 * MIB)
+    large = b" " * (16 * MIB)
     packed = gzip.compress(large) if encoding == "gzip" else zlib.compress(large)
     assert len(packed) < MIB
     answer = server.data(
@@ -571,31 +571,39 @@ def test_415_on_the_admin_plane(server: RunningServer) -> None:
 
 
 def gauge(server: RunningServer, name: str, model: str = "") -> float:
-    """Return the sum of a gauge over the versions whose model begins with ``model``."""
+    """Return the sum of a gauge over the versions of a model, or of all."""
     page = server.admin("GET", "/metrics").text
-    pattern = rf'^ramrack_{name}{{model="{model}[^}}]*}} (\S+)$'
+    label = model or '[^"]*'
+    pattern = rf'^ramrack_{name}{{model="{label}"[^}}]*}} (\S+)$'
     return sum(float(number) for number in re.findall(pattern, page, re.MULTILINE))
 
 
 @contextlib.contextmanager
 def stuck(server: RunningServer, *models: str) -> Iterator[None]:
-    """Hold requests to ``models`` open that run for max_run_s; give up on them at the end."""
-    wait_until(lambda: gauge(server, "in_flight") == 0, 30, "nothing is in flight")
+    """For each model let one request run, for max_run_s, and a second one wait behind it."""
     body = json.dumps(FOREVER).encode()
     headers = {"host": "x", "content-length": str(len(body))}
     with contextlib.ExitStack() as stack:
         for model in models:
-            client = stack.enter_context(connected(server.url))
-            client.sendall(head_of("POST", f"/v2/models/{model}/infer", headers) + body)
-        wait_until(
-            lambda: gauge(server, "in_flight", "endless") == len(models), 30, "they are in flight"
-        )
+            wait_until(lambda m=model: gauge(server, "in_flight", m) == 0, 30, "none is in flight")
+            for waiting in range(2):
+                client = stack.enter_context(connected(server.url))
+                client.sendall(head_of("POST", f"/v2/models/{model}/infer", headers) + body)
+                # The run of an earlier test, whose caller is gone, may be in the way of the first.
+                wait_until(
+                    lambda m=model, n=waiting: (
+                        gauge(server, "in_flight", m) == n + 1
+                        and gauge(server, "queue_depth", m) == n
+                    ),
+                    30,
+                    f"{waiting} of them wait",
+                )
         yield
 
 
 def test_429_a_full_queue(server: RunningServer) -> None:
     """One runs and one waits: the next is told at once when to come back; others are served."""
-    with stuck(server, "endless", "endless"):
+    with stuck(server, "endless"):
         answer = server.data("POST", "/v2/models/endless/infer", json=FOREVER, headers=ID)
         check_error(answer, 429, "1 of 1 rows", "endless/1", server=server, version=1)
         assert int(answer.headers["retry-after"]) >= 1
@@ -608,14 +616,14 @@ def test_429_a_full_queue(server: RunningServer) -> None:
 
 def test_429_a_full_worker(server: RunningServer) -> None:
     """A worker holds so many requests and no more, whatever model they are for."""
-    with stuck(server, "endless", "endless", "endless-too", "endless-too"):
+    with stuck(server, "endless", "endless-too"):
         answer = server.data("POST", INFER, json=GOOD, headers=ID)
         check_error(answer, 429, "in flight", "4 of 4", server=server)
         assert int(answer.headers["retry-after"]) >= 1
         # Health and metadata hold no place.
         assert server.data("GET", "/v2/health/live").status_code == 200
         assert server.data("GET", "/v2/models/id32").status_code == 200
-    wait_until(lambda: gauge(server, "in_flight") == 0, 30, "nothing is in flight")
+    wait_until(lambda: gauge(server, "in_flight") == 0, 30, "none is in flight")
     assert server.data("POST", INFER, json=GOOD).status_code == 200
 
 
@@ -715,10 +723,10 @@ def test_504_a_deadline_that_passed(
     server: RunningServer, path: str, body: Any, headers: dict[str, str]
 ) -> None:
     """The caller is freed at its own deadline, long before max_run_s."""
-    wait_until(lambda: gauge(server, "in_flight") == 0, 30, "nothing is in flight")
+    wait_until(lambda: gauge(server, "in_flight") == 0, 30, "none is in flight")
     answer = server.data("POST", path, json=body, headers={**ID, **headers})
     check_error(answer, 504, "endless/1", "ms", server=server, version=1)
-    assert answer.elapsed.total_seconds() < 2
+    assert answer.elapsed.total_seconds() < 3
     assert server.data("POST", INFER, json=GOOD).status_code == 200
 
 
@@ -726,7 +734,7 @@ def test_504_a_run_without_end(server: RunningServer) -> None:
     """A loop that never ends is ended at max_run_s, in the same worker, which serves on."""
     pids = server.worker_pids()
     answer = server.data("POST", "/v2/models/endless/infer", json=FOREVER, headers=ID)
-    check_error(answer, 504, "endless/1", "max_run_s 2", server=server, version=1)
+    check_error(answer, 504, "endless/1", "max_run_s 4", server=server, version=1)
     short = json.loads(json.dumps(FOREVER).replace(str(2**62), "3"))
     answer = server.data("POST", "/v2/models/endless/infer", json=short)
     assert answer.json()["outputs"][0]["data"] == [3.0]

@@ -337,7 +337,7 @@ def test_a_sample_that_the_pipeline_refuses_is_refused_with_its_words(serve, rng
     frame.loc[0, "city"] = "nowhere"
     sample = tmp_path / "sample.csv"
     frame.to_csv(sample, index=False)
-    with pytest.raises(ConversionRefused, match="unknown categories .*nowhere"):
+    with pytest.raises(ConversionRefused, match=r"unknown categories .*nowhere"):
         serve(model, sample=sample)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -12,6 +13,8 @@ from registry import desired
 from registry.desired import DesiredState
 from registry.errors import Conflict, NotFound
 from registry.rollout import Stamp
+
+pytestmark = pytest.mark.slow
 
 VERSIONS = st.integers(1, 5)
 ALIASES = st.sampled_from(["a", "b"])
@@ -160,5 +163,5 @@ class DesiredMachine(RuleBasedStateMachine):
         assert self.previous is None or self.states.get(self.previous) == "READY"
 
 
-DesiredMachine.TestCase.settings = settings(max_examples=1500, stateful_step_count=40, deadline=None)
+DesiredMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 TestDesiredState = DesiredMachine.TestCase

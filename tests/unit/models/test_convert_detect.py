@@ -67,6 +67,25 @@ def test_f08_a_pickle_is_not_opened_as_another_format(tmp_path):
     assert not canary.exists()
 
 
+@pytest.mark.parametrize("name", ["model.onnx", "model.ONNX", "model.txt", "model.npz"])
+def test_f08_a_pickle_under_a_harmless_name_is_not_opened(tmp_path, name):
+    """Nobody who pushes a file that is read without running code has its code run."""
+    canary = tmp_path / "canary"
+    path = tmp_path / name
+    path.write_bytes(pickle.dumps(Canary(canary)))
+    with pytest.raises(ConversionRefused, match="although its name says otherwise"):
+        convert("m", path)
+    assert not canary.exists()
+
+
+def test_f08_a_pickle_under_a_harmless_name_is_opened_when_asked_for(tmp_path):
+    """Naming the format of a pickle says that it is trusted."""
+    path = tmp_path / "model.txt"
+    path.write_bytes(pickle.dumps({}))
+    with pytest.raises(ConversionRefused, match="holds a 'builtins.dict'"):
+        convert("m", path, ConvertOptions(format="sklearn"))
+
+
 def test_an_onnx_file_passes_unchanged(tmp_path):
     """An ONNX file becomes a package of its own graph, with its name and digest as the source."""
     path = tmp_path / "m.onnx"
@@ -138,6 +157,7 @@ def test_a_missing_library_is_named_with_the_command_to_type(tmp_path, monkeypat
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConversionRefused, match=r"pip install 'ramrack\[lightgbm\]'"):
         convert("m", path)
+    path = tmp_path / "m.pkl"
     path.write_bytes(pickle.dumps({}))
     with pytest.raises(ConversionRefused, match=r"pip install 'ramrack\[sklearn\]'"):
         convert("m", path)
