@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 
 from registry import desired
 from registry.budget import Plan
@@ -30,6 +30,8 @@ from serving.state_writer import Note, StateWriter
 from serving.version_loads import PLANNED, Inspector, VersionLoads, refuse_restoring
 
 _log = logging.getLogger(__name__)
+# A change of route is answered when no worker routes by the old one any more, or after this.
+ROUTED_TIMEOUT_S: Final = 5.0
 
 
 class ControlPlane:
@@ -307,7 +309,10 @@ class ControlPlane:
         etag_of: Callable[[ModelState], str | None],
         if_match: str | None,
     ) -> tuple[ModelState, ModelState]:
-        """Apply a change to one model if it still is what the caller saw; return before, after."""
+        """Apply a change to one model if it still is what the caller saw; return before, after.
+
+        Returns when every worker routes by it, so that a client who was told sees it everywhere.
+        """
         name = note.model or ""
 
         def guarded(state: DesiredState, stamp: Stamp) -> DesiredState:
@@ -315,6 +320,11 @@ class ControlPlane:
             return apply(state, stamp)
 
         before, after = await self.writer.change(guarded, note)
+        try:
+            await self.fleet.taken(after.generation, ROUTED_TIMEOUT_S)
+        except TimeoutError as error:
+            # It is durable and published; a worker that hangs is replaced, with this in its target.
+            _log.warning("%s of %s acknowledged without all workers: %s", note.kind, name, error)
         return before.model(name), after.model(name)
 
     def _present(self, model: str) -> list[int]:

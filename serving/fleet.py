@@ -54,6 +54,14 @@ class Fleet(Protocol):
         """
         ...
 
+    async def taken(self, generation: int, timeout_s: float) -> None:
+        """Wait until every listening worker routes by ``generation`` or a later one.
+
+        Much sooner than ``settled``: loads and drains under way are not waited for. Returns at
+        once where no worker listens. Raises TimeoutError.
+        """
+        ...
+
     def workers(self) -> tuple[WorkerInfo, ...]:
         """Return every slot in order."""
         ...

@@ -61,6 +61,7 @@ def _facts(control: ControlPlane, supervisor: Supervisor) -> Facts:
         workers=supervisor.workers(),
         worker_restarts=supervisor.restarts(),
         loads=dict(control.loads.loads_ended),
+        swaps=control.writer.swaps,
         memory_budget_bytes=control.ledger.budget_bytes,
         memory_committed_bytes=control.ledger.committed_bytes(),
     )

@@ -35,6 +35,8 @@ class Timings:
 class Slot:
     """State that outlives workers (listener, restarts, reason) and that of the present one.
 
+    ``generation``: what the worker reported to hold; ``taken_generation``: what its requests are
+    routed by, at once, also while a load is under way.
     ``blamed``: versions that the last death is held against, until a worker listens here again.
     """
 
@@ -49,6 +51,7 @@ class Slot:
     blamed: frozenset[VersionKey] = frozenset()
     target_changed: asyncio.Event = field(default_factory=asyncio.Event)
     generation: int = 0
+    taken_generation: int = 0
     reports: Mapping[VersionKey, VersionReport] = field(default_factory=dict)
     memory_bytes: int = 0
     is_ready: bool = False
@@ -64,6 +67,7 @@ class Slot:
         """Forget the former worker: a new one holds nothing yet."""
         self.state, self.started_at, self.beat_at = "starting", now, now
         self.generation, self.reports, self.memory_bytes = 0, {}, 0
+        self.taken_generation = 0
         self.is_ready = self.is_listening = False
         self.loading, self.kill_reason, self.fatal_reason = None, "", ""
 
@@ -82,6 +86,8 @@ class Slot:
         elif frame.type == messages.LOADING:
             self.loading = (str(body["model"]), int(body["version"])) if body else None
             self.loading_at = now
+        elif frame.type == messages.TAKEN:
+            self.taken_generation = int(body["generation"])
         elif frame.type == messages.REPORT:
             report = messages.parse_report(body)
             self.generation, self.reports = report.generation, report.versions

@@ -48,7 +48,8 @@ class StateWriter:
 
     Event-loop thread only. ``restoring``: wanted versions that a start has not brought back yet;
     ``warming``: those that are being brought back; ``draining``: versions leaving the workers,
-    with the generation that took them out. The three are of this process and not persisted.
+    with the generation that took them out; ``swaps``: how often a route moved. All four are of this
+    process and not persisted.
     """
 
     def __init__(self, store: Store, fleet: Fleet) -> None:
@@ -60,6 +61,7 @@ class StateWriter:
         self.warming: set[Key] = set()
         self.draining: dict[Key, int] = {}
         self.is_restored = False
+        self.swaps = 0
         self._lock = asyncio.Lock()
         self._commits: set[asyncio.Task[Any]] = set()
         self._inspections: dict[Key, tuple[JsonObject, Inspection]] = {}
@@ -212,6 +214,7 @@ class StateWriter:
         if note is not None:
             event = _event(note, stamp, *_difference(before, after, note.model))
         await self._commit(after, event)
+        self.swaps += _moved_routes(before, after)
         self.fleet.publish(self.target())
         return before, self.state
 
@@ -305,6 +308,15 @@ def _difference(before: DesiredState, after: DesiredState, name: str | None) -> 
     old, new = _facts(before.model(name)), _facts(after.model(name))
     changed = [key for key in old if old[key] != new[key]]
     return {key: old[key] for key in changed}, {key: new[key] for key in changed}
+
+
+def _moved_routes(before: DesiredState, after: DesiredState) -> int:
+    """Return how many models' traffic goes to another version than before."""
+    return sum(
+        route is not None and old is not None and route.version != old.version
+        for name, model in after.models.items()
+        for route, old in ((model.route, before.model(name).route),)
+    )
 
 
 def _facts(model: ModelState) -> JsonObject:

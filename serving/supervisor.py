@@ -107,16 +107,18 @@ class Supervisor:
 
         Returns the versions of the newest target and those quarantined. Raises TimeoutError.
         """
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not self._is_settled(generation):
-                    await self._changed.wait()
-        except TimeoutError:
-            behind = [slot.index for slot in self._slots if slot.generation < generation]
-            raise TimeoutError(
-                f"the workers in slots {behind} did not get there within {timeout_s:g} s"
-            ) from None
+        await self._until(
+            lambda: self._is_settled(generation), timeout_s, lambda s: s.generation < generation
+        )
         return self._standing()
+
+    async def taken(self, generation: int, timeout_s: float) -> None:
+        """Wait until every listening worker routes by ``generation`` or a later one."""
+
+        def is_behind(slot: Slot) -> bool:
+            return slot.is_listening and slot.taken_generation < generation
+
+        await self._until(lambda: not any(map(is_behind, self._slots)), timeout_s, is_behind)
 
     def workers(self) -> tuple[WorkerInfo, ...]:
         """Return every slot in order."""
@@ -313,6 +315,19 @@ class Supervisor:
             steer(self._listeners, live)
         self._changed.set()
         self._changed = asyncio.Event()
+
+    async def _until(
+        self, holds: Callable[[], bool], timeout_s: float, is_behind: Callable[[Slot], bool]
+    ) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not holds():
+                    await self._changed.wait()
+        except TimeoutError:
+            behind = [slot.index for slot in self._slots if is_behind(slot)]
+            raise TimeoutError(
+                f"the workers in slots {behind} did not get there within {timeout_s:g} s"
+            ) from None
 
     def _wanted_keys(self) -> set[VersionKey]:
         return {(v.model, v.version) for v in self._target.versions} if self._target else set()

@@ -115,6 +115,7 @@ class Worker:
             if frame.type == messages.TARGET:
                 target = parse_target(frame.body)
                 self._reconciler.set_target(target)
+                self._wire.post(messages.TAKEN, {"generation": target.generation})
                 if not target.is_restored:
                     self._holds_target.set()
             elif frame.type == messages.STOP:

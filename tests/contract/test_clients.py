@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import shutil
 import subprocess
@@ -32,7 +33,7 @@ OFFER = {
 }
 INFER_BODY = json.dumps(infer_body([ROW])).encode()
 PREDICT_BODY = json.dumps({"instances": [ROW]}).encode()
-OBJECT = bytes(range(256)) * 1200
+_serial = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ def digest_of(body: bytes) -> str:
 
 
 def calls() -> dict[str, Call]:
-    """Return the requests that every kind of client has to get through."""
+    """Return the requests that every kind of client has to get through; the object is a new one."""
+    new_object = b"%08d" % next(_serial) * 40_000
     manifest = json.dumps(package_onnx("id32", graphs.id32()).manifest.to_json()).encode()
     model = "/admin/v1/models/id32"
     return {
@@ -75,8 +77,8 @@ def calls() -> dict[str, Call]:
                      lambda found: found["state"] == "succeeded"),
         "alias": Call("admin", "PUT", model + "/aliases/best", b'{"version":1}', 200,
                       lambda found: found["version"] == 1),
-        "blob": Call("admin", "PUT", "/admin/v1/blobs/" + digest_of(OBJECT), OBJECT, 201,
-                     lambda found: found["bytes"] == len(OBJECT)),
+        "blob": Call("admin", "PUT", "/admin/v1/blobs/" + digest_of(new_object), new_object, 201,
+                     lambda found: found["bytes"] == len(new_object)),
     }  # fmt: skip
 
 
@@ -84,17 +86,10 @@ CALLS = calls()
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     with running_server(tmp_path_factory.mktemp("clients"), workers=2) as running:
         running.push("id32", graphs.id32())
         yield running
-
-
-@pytest.fixture
-def server(running: RunningServer) -> RunningServer:
-    """One server for all tests; the object that they upload is not there at the start of each."""
-    running.expect(running.admin("POST", "/admin/v1/gc"))
-    return running
 
 
 def url_of(server: RunningServer, plane: str) -> str:
@@ -134,9 +129,9 @@ def check(call: Call, answer: Answer) -> None:
 @pytest.mark.parametrize("name", CALLS)
 def test_an_offer_of_http2_is_ignored(server: RunningServer, name: str) -> None:
     """The request that carries the offer is answered, and so is the next one on its connection."""
-    call = CALLS[name]
+    call = calls()[name]
     with connected(url_of(server, call.plane)) as client:
-        stream = client.makefile("rb")
+        stream = client.stream
         client.sendall(whole(call, OFFER))
         check(call, read_answer(stream))
         again = CALLS["models" if call.plane == "admin" else "infer"]
@@ -148,14 +143,14 @@ def test_an_offer_of_http2_is_ignored(server: RunningServer, name: str) -> None:
 @pytest.mark.parametrize("name", ["infer", "predict", "publish", "blob"])
 def test_an_offer_whose_body_comes_later(server: RunningServer, name: str) -> None:
     """Head and body in packets of their own, as a client sends them that streams its body."""
-    call = CALLS[name]
+    call = calls()[name]
     request = whole(call, OFFER)
     middle = len(request) - len(call.body)
     with connected(url_of(server, call.plane)) as client:
         for piece in (request[: middle - 1], request[middle - 1 : middle + 7]):
             client.sendall(piece)
         client.sendall(request[middle + 7 :])
-        check(call, read_answer(client.makefile("rb")))
+        check(call, read_answer(client.stream))
 
 
 @pytest.mark.parametrize("offer", [OFFER, {}], ids=["offer", "plain"])
@@ -165,11 +160,11 @@ def test_a_body_in_chunks(
     server: RunningServer, name: str, size: int, offer: Mapping[str, str]
 ) -> None:
     """Bodies without a length, in tiny pieces and in large ones."""
-    call = CALLS[name]
+    call = calls()[name]
     if name == "blob":
         size = max(size, 1000)
     with connected(url_of(server, call.plane)) as client:
-        stream = client.makefile("rb")
+        stream = client.stream
         client.sendall(in_chunks(call, offer, size))
         check(call, read_answer(stream))
         client.sendall(whole(call, {}))
@@ -181,7 +176,7 @@ def test_keep_alive(server: RunningServer) -> None:
     """Hundreds of requests of all kinds on one connection, good ones and bad ones."""
     names = ["infer", "error", "predict", "metadata", "index", "error"]
     with connected(server.url) as client:
-        stream = client.makefile("rb")
+        stream = client.stream
         for _ in range(50):
             for name in names:
                 client.sendall(whole(CALLS[name], {}))
@@ -193,7 +188,7 @@ def test_a_close_is_a_close(server: RunningServer) -> None:
     for call in (CALLS["infer"], CALLS["error"], CALLS["models"]):
         for more in ({"Connection": "close"}, {**OFFER, "Connection": "close, Upgrade"}):
             with connected(url_of(server, call.plane)) as client:
-                stream = client.makefile("rb")
+                stream = client.stream
                 client.sendall(whole(call, more))
                 check(call, read_answer(stream))
                 assert stream.read() == b""
@@ -212,7 +207,7 @@ def test_pipelined_requests_are_answered_in_order(
         sent += in_chunks(call, headers, 50) if number % 2 else whole(call, headers)
         sent += whole(CALLS["error"], {})
     with connected(server.url) as client:
-        stream = client.makefile("rb")
+        stream = client.stream
         client.sendall(sent)
         for number in range(100):
             answer = read_answer(stream)
@@ -223,9 +218,9 @@ def test_pipelined_requests_are_answered_in_order(
 
 def test_http_1_0(server: RunningServer) -> None:
     """An old client gets a whole answer with a length, and then the end."""
-    for call in CALLS.values():
+    for call in calls().values():
         with connected(url_of(server, call.plane)) as client:
-            stream = client.makefile("rb")
+            stream = client.stream
             client.sendall(whole(call, {}, http="1.0"))
             check(call, read_answer(stream))
             assert stream.read() == b""
@@ -234,9 +229,9 @@ def test_http_1_0(server: RunningServer) -> None:
 def test_a_client_that_waits_for_continue(server: RunningServer) -> None:
     """A 100 comes before the body is sent, where it was asked for; curl does so for large ones."""
     for name in ("infer", "blob"):
-        call = CALLS[name]
+        call = calls()[name]
         with connected(url_of(server, call.plane)) as client:
-            stream = client.makefile("rb")
+            stream = client.stream
             headers = headers_of(call, {"Expect": "100-continue"})
             headers["Content-Length"] = str(len(call.body))
             client.sendall(head_of(call.method, call.path, headers))
@@ -249,18 +244,16 @@ def test_a_client_that_waits_for_continue(server: RunningServer) -> None:
 @pytest.mark.skipif(JAVA is None, reason="no java on this machine")
 def test_java_s_own_client(server: RunningServer, tmp_path: Path) -> None:
     """The real HttpClient with its defaults: every call, twice a connection, over HTTP/1.1."""
-    names = list(CALLS)
+    wanted = calls()
     arguments: list[str] = []
-    for name in names:
-        call = CALLS[name]
+    for name, call in wanted.items():
         body = tmp_path / name
         body.write_bytes(call.body)
         url = url_of(server, call.plane) + call.path
         arguments += [call.method, url, str(body) if call.body else "-"]
     lines = run_java(arguments)
-    assert len(lines) == 2 * len(names)
-    for number, name in enumerate(names):
-        call = CALLS[name]
+    assert len(lines) == 2 * len(wanted)
+    for number, (name, call) in enumerate(wanted.items()):
         for line in lines[2 * number : 2 * number + 2]:
             status, protocol, request_id, body_text = line.split("\t", 3)
             is_second_blob = name == "blob" and line is not lines[2 * number]

@@ -221,7 +221,7 @@ def test_400_what_is_not_http(server: RunningServer) -> None:
     for url in (server.url, server.admin_url):
         with connected(url) as client:
             client.sendall(b"\x16\x03\x01\x02\x00 this is TLS\r\n\r\n")
-            answer = read_answer(client.makefile("rb"))
+            answer = read_answer(client.stream)
             check_error(answer, 400, "HTTP", server=server, request_id=None)
 
 
@@ -375,7 +375,7 @@ def test_404_of_a_head_request_has_no_body(server: RunningServer) -> None:
     path = "/admin/v1/blobs/sha256:" + "0" * 64
     with connected(server.admin_url) as client:
         client.sendall(head_of("HEAD", path, {"host": "localhost", **ID}))
-        stream = client.makefile("rb")
+        stream = client.stream
         answer = read_answer(stream, has_body=False)
         assert answer.status == 404
         assert answer.headers["x-request-id"] == REQUEST_ID
@@ -411,7 +411,7 @@ def test_405_connect(server: RunningServer) -> None:
     for url in (server.url, server.admin_url):
         with connected(url) as client:
             client.sendall(head_of("CONNECT", "example.org:443", {"host": "x", **ID}))
-            answer = read_answer(client.makefile("rb"))
+            answer = read_answer(client.stream)
             check_error(answer, 405, "CONNECT", server=server)
 
 
@@ -435,7 +435,7 @@ def test_408_a_body_that_does_not_come(
     with connected(server.url if plane == "data" else server.admin_url) as client:
         headers = {"host": "localhost", "content-length": "10", **ID}
         client.sendall(head_of(method, path, headers) + b"{")
-        stream = client.makefile("rb")
+        stream = client.stream
         answer = read_answer(stream)
         check_error(answer, 408, *words, server=server)
         assert answer.headers["connection"] == "close"
@@ -447,7 +447,7 @@ def test_408_a_head_that_does_not_come(server: RunningServer) -> None:
     for url in (server.url, server.admin_url):
         with connected(url) as client:
             client.sendall(head_of("GET", "/v2", {"host": "localhost", **ID, "x-more": "y"})[:-5])
-            answer = read_answer(client.makefile("rb"))
+            answer = read_answer(client.stream)
             check_error(answer, 408, "header_timeout_s 1", server=server)
 
 
@@ -491,7 +491,7 @@ def test_413_before_a_byte_of_it_was_sent(server: RunningServer) -> None:
         with connected(server.url) as client:
             headers = {"host": "x", "content-length": str(MIB + 1), **ID}
             client.sendall(head_of("POST", path, headers))
-            answer = read_answer(client.makefile("rb"))
+            answer = read_answer(client.stream)
             check_error(answer, 413, str(MIB + 1), str(MIB), server=server)
 
 
@@ -640,7 +640,7 @@ def test_431_a_head_that_is_too_large(server: RunningServer) -> None:
         ):
             with connected(url) as client:
                 client.sendall(head_of("GET", path, {"host": "localhost", **ID, **headers}))
-                answer = read_answer(client.makefile("rb"))
+                answer = read_answer(client.stream)
                 check_error(answer, 431, "max_header_bytes 16384", server=server,
                             request_id=None)  # fmt: skip
 

@@ -8,7 +8,7 @@ import re
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
 import httpx
@@ -40,16 +40,30 @@ class Answer:
         return json.loads(self.body)
 
 
+@dataclass(frozen=True)
+class Connection:
+    """A plain socket and one buffered reader of it."""
+
+    socket: socket.socket
+    stream: BinaryIO
+
+    def sendall(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+
 @contextlib.contextmanager
-def connected(url: str) -> Iterator[socket.socket]:
-    """Give a socket to the host and port of ``url``."""
+def connected(url: str) -> Iterator[Connection]:
+    """Give a connection to the host and port of ``url``."""
     parts = urlsplit(url)
     assert parts.hostname is not None
-    with socket.create_connection((parts.hostname, parts.port or 80), TIMEOUT_S) as client:
-        yield client
+    with (
+        socket.create_connection((parts.hostname, parts.port or 80), TIMEOUT_S) as client,
+        client.makefile("rb") as stream,
+    ):
+        yield Connection(client, stream)
 
 
-def read_answer(stream: Any, *, has_body: bool = True) -> Answer:
+def read_answer(stream: BinaryIO, *, has_body: bool = True) -> Answer:
     """Read exactly one answer, so that what follows on the connection stays unread."""
     status_line = stream.readline()
     assert status_line.startswith(b"HTTP/1."), status_line

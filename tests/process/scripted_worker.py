@@ -3,7 +3,7 @@
 ``good``; ``kills=M/V`` dies by SIGKILL when it is to load that version, ``kills-first=M/V`` only in
 slot 0; ``exits=M/V`` likewise by an exit code; ``fails=M/V`` reports it FAILED; ``stillborn`` dies
 before it is ready; ``silent`` gives no sign of life once it is ready; ``nonsense`` speaks another
-language; ``stubborn`` does not stop; ``crash`` dies by SIGSEGV when a second target comes.
+language; ``deaf`` routes by its first target for ever; ``stubborn`` does not stop; ``crash`` dies by SIGSEGV when a second target comes.
 """
 
 import os
@@ -61,6 +61,8 @@ class Script:
     def hold(self, frame: Frame) -> None:
         target = parse_target(frame.body)
         self.targets += 1
+        if self.kind != "deaf" or self.targets == 1:
+            self.say(messages.TAKEN, {"generation": target.generation})
         if self.kind == "crash" and self.targets > 1:
             os.kill(os.getpid(), signal.SIGSEGV)
         versions = {}

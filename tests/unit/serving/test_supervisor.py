@@ -130,6 +130,23 @@ async def test_nothing_settles_while_no_worker_listens() -> None:
             await it.supervisor.settled(1, 0.05)
 
 
+async def test_a_generation_is_taken_when_every_listening_worker_routes_by_it() -> None:
+    """It returns once all said so, and raises TimeoutError naming the slots that did not."""
+    async with fleet() as it:
+        it.supervisor.publish(target(1, A1))
+        it.supervisor.start()
+        await it.until_serving()
+        it.supervisor.publish(target(2, A1))
+        await it.supervisor.taken(2, 20)
+    async with fleet("deaf") as it:
+        it.supervisor.publish(target(1, A1))
+        it.supervisor.start()
+        await it.until_serving()
+        it.supervisor.publish(target(2, A1))
+        with pytest.raises(TimeoutError, match=r"slots \[0, 1\] did not get there within 0.05 s"):
+            await it.supervisor.taken(2, 0.05)
+
+
 async def test_a_killed_worker_comes_back_with_the_target() -> None:
     """Its sibling goes on; the slot shows the reason and counts the restart."""
     async with fleet() as it:

@@ -40,6 +40,7 @@ class FakeFleet:
         self.refused: dict[VersionKey, str] = {}
         self.private_bytes: dict[VersionKey, int] = {}
         self.is_stuck = False
+        self.taken_generation = 0
         self.slots: tuple[WorkerInfo, ...] = (
             WorkerInfo(0, 41, "serving", 1, (0,), 0, memory_bytes=7),
         )
@@ -65,6 +66,12 @@ class FakeFleet:
         async with asyncio.timeout(20):
             await self.gate.wait()
         return {key: self._report(key) for key in self.held}
+
+    async def taken(self, generation: int, timeout_s: float) -> None:
+        assert self.targets[-1].generation >= generation
+        if self.is_stuck:
+            raise TimeoutError("the workers in slots [0] did not get there")
+        self.taken_generation = generation
 
     def _report(self, key: VersionKey) -> VersionReport:
         if key in self.refused:

@@ -301,6 +301,24 @@ async def test_rollback_loads_what_it_goes_to(world):
     assert world.control.status("m", 1)[0] == "READY"
 
 
+async def test_a_change_of_route_is_answered_when_every_worker_routes_by_it(world, caplog):
+    """Who was told of a swap sees it on every connection; workers that hang cost a warning."""
+    for content in (b"one", b"two"):
+        await world.push("m", content)
+    for version in (1, 2):
+        await world.load("m", version)
+
+    await world.control.set_route("m", 2, world.actor)
+    assert world.fleet.taken_generation == world.fleet.targets[-1].generation
+    assert world.control.writer.swaps == 1
+
+    world.fleet.is_stuck = True
+    await world.control.rollback("m", None, world.actor)
+    assert world.control.route("m").version == 1
+    assert "rollback of m acknowledged without all workers" in caplog.text
+    assert world.control.writer.swaps == 2
+
+
 async def test_rollback_to_where_the_route_never_was_is_refused(world):
     """A rollback goes back; new versions are routed to."""
     await world.push_loaded("m", 2)
