@@ -9,12 +9,12 @@ from collections.abc import AsyncGenerator, Collection, Mapping
 from typing import Any, Final
 
 import orjson
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from registry.errors import InvalidInput
 from registry.ident import check_alias, check_model_name, parse_version, shown
 from serving.auth import Actor
-from serving.errors import PayloadTooLarge, RequestTooSlow, UnsupportedMedia
+from serving.errors import Cancelled, PayloadTooLarge, RequestTooSlow, UnsupportedMedia
 
 MAX_BODY_BYTES: Final = 8 << 20
 MAX_WAIT_S: Final = 3600.0
@@ -90,7 +90,8 @@ def whole_in(request: Request, key: str, default: int, low: int, high: int) -> i
 async def json_in(request: Request, timeout_s: float) -> Any:
     """Return the decoded body, None if it is empty.
 
-    Raises UnsupportedMedia, PayloadTooLarge, RequestTooSlow or InvalidInput.
+    Raises UnsupportedMedia, PayloadTooLarge, RequestTooSlow, InvalidInput, or Cancelled (the client
+    left).
     """
     _check_media(request)
     body = bytearray()
@@ -104,6 +105,8 @@ async def json_in(request: Request, timeout_s: float) -> Any:
                     )
     except TimeoutError as error:
         raise RequestTooSlow(f"the body did not arrive within {timeout_s:g} s") from error
+    except ClientDisconnect as error:
+        raise Cancelled("the client left before its request was complete") from error
     if not body:
         return None
     try:

@@ -197,8 +197,12 @@ _FIND_READY: Final = errors(400, 404, 405, 431, 500, 503)
 _COMPUTE: Final = errors(400, 404, 405, 408, 413, 415, 429, 431, 500, 503, 504)
 
 
-def _ok(name: str, description: str) -> dict[int | str, Document]:
-    return {200: json_of(schema_ref(name), description)}
+# What these answer is about one version, and says which.
+_OF_ONE_VERSION: Final = frozenset({"metadata", "config", "model_ready"})
+
+
+def _ok(name: str, description: str, *, is_of_version: bool = False) -> dict[int | str, Document]:
+    return {200: json_of(schema_ref(name), description, is_of_version=is_of_version)}
 
 
 def _header(name: str, description: str, schema: Document) -> Document:
@@ -233,7 +237,7 @@ def _infer(path: str, suffix: str, meaning: str) -> RouteDoc:
     body = json_of(schema_ref("InferRequest"), "JSON, then the binary tensors if there are any.")
     body["content"]["application/octet-stream"] = _BINARY
     body["required"] = True
-    answer = json_of(schema_ref("InferResponse"), "The outputs.", is_prediction=True)
+    answer = json_of(schema_ref("InferResponse"), "The outputs.", is_of_version=True)
     answer["content"]["application/octet-stream"] = _BINARY
     return RouteDoc(
         "POST", path + "/infer", "infer", f"infer{suffix}", "predict", f"Predict with {meaning}",
@@ -244,7 +248,7 @@ def _infer(path: str, suffix: str, meaning: str) -> RouteDoc:
 def _predict(path: str, suffix: str, meaning: str) -> RouteDoc:
     body = json_of(schema_ref("PredictRequest"), "Rows, or whole tensors.")
     body["required"] = True
-    answer = json_of(schema_ref("PredictResponse"), "The predictions.", is_prediction=True)
+    answer = json_of(schema_ref("PredictResponse"), "The predictions.", is_of_version=True)
     return RouteDoc(
         "POST", path + ":predict", "predict", f"predict{suffix}", "predict",
         f"Predict rows with {meaning}", _COMPUTE | {200: answer}, body, _HEADERS,
@@ -255,7 +259,7 @@ def _get(
     path: str, handler: str, operation: str, tag: str, summary: str, schema: str,
     failures: dict[int | str, Document],
 ) -> RouteDoc:  # fmt: skip
-    responses = _ok(schema, summary) | failures
+    responses = _ok(schema, summary, is_of_version=handler in _OF_ONE_VERSION) | failures
     return RouteDoc("GET", path, handler, operation, tag, summary, responses)
 
 

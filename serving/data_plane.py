@@ -236,7 +236,7 @@ class DataPlane:
             view: VersionView[ServedVersion] = self.serving_map.find(model, selector)
         except NotReady:
             return answer
-        headers = [*answer.headers, *_version_headers(view.version, view.digest)]
+        headers = [*answer.headers, *version_headers(view.version, view.digest)]
         return Answer(answer.status, headers, answer.body)
 
     async def _served(
@@ -317,7 +317,7 @@ class DataPlane:
                     "version": version.version,
                 },
             )
-        return _error_answer(error, head, _version_headers(version.version, version.digest))
+        return _error_answer(error, head, version_headers(version.version, version.digest))
 
 
 def _decode_v2(head: RequestHead, body: bytes, version: ServedVersion) -> _Work:
@@ -381,11 +381,12 @@ async def _maybe_off_loop(size_bytes: int, function: Callable[..., R], *args: An
 def _ids(head: RequestHead, version: ServedVersion) -> Headers:
     return [
         (REQUEST_ID, head.request_id.encode("ascii")),
-        *_version_headers(version.version, version.digest),
+        *version_headers(version.version, version.digest),
     ]
 
 
-def _version_headers(version: int, digest: str) -> Headers:
+def version_headers(version: int, digest: str) -> Headers:
+    """Return what says of an answer which version it is about."""
     return [
         (b"x-ramrack-version", str(version).encode("ascii")),
         (b"x-ramrack-digest", digest.encode("ascii")),

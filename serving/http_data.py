@@ -17,15 +17,17 @@ from starlette.types import Receive
 
 from registry.errors import InvalidInput, NotFound, NotReady
 from registry.ident import check_model_name, parse_selector, parse_version, shown
+from registry.manifest import JsonObject
 from registry.serving_map import ModelView, VersionView
 from serving import model_views
 from serving.data_docs import DATA_SCHEMAS, PARAMETERS, ROUTES, RouteDoc
-from serving.data_plane import Answer, DataPlane, RequestHead, ServedVersion
+from serving.data_plane import Answer, DataPlane, RequestHead, ServedVersion, version_headers
 from serving.errors import Cancelled, ServingError
 from serving.http_body import BodyReader
 from serving.http_common import (
     VERSION,
     RawResponse,
+    error_response,
     install_docs,
     install_errors,
     json_response,
@@ -121,15 +123,14 @@ class _Routes:
         return json_response({"models": sorted(self._plane.serving_map.snapshot.models)})
 
     async def metadata(self, request: Request) -> Response:
-        view = self._view_that_answers(request)
-        return json_response(model_views.metadata(self._model(request), view))
+        model = self._model(request)
+        return self._about(request, lambda view: model_views.metadata(model, view))
 
     async def config(self, request: Request) -> Response:
-        return json_response(model_views.config(self._view_that_answers(request)))
+        return self._about(request, model_views.config)
 
     async def model_ready(self, request: Request) -> Response:
-        view = self._view_that_answers(request)
-        return json_response({"name": view.model, "ready": True})
+        return self._about(request, lambda view: {"name": view.model, "ready": True})
 
     async def all_stats(self, _: Request) -> Response:
         models = self._plane.serving_map.snapshot.models
@@ -181,13 +182,16 @@ class _Routes:
         name = check_model_name(request.path_params["model"])
         return self._plane.serving_map.find(name, _selector(request))
 
-    def _view_that_answers(self, request: Request) -> View:
+    def _about(self, request: Request, describe: Callable[[View], JsonObject]) -> Response:
+        """Answer with what ``describe`` says of the version, or that it does not answer now."""
         view = self._view(request)
+        headers = version_headers(view.version, view.digest)
         if not model_views.is_ready(view):
-            raise NotReady(
+            error = NotReady(
                 f"model {shown(view.model)} version {view.version} is {view.state}: {view.reason}"
             )
-        return view
+            return error_response(error, headers)
+        return json_response(describe(view), headers=headers)
 
     def _stats(self, views: list[View]) -> Response:
         stats = [self._plane.statistics(view.model, view.version) for view in views]

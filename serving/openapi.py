@@ -36,7 +36,7 @@ _PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
 _VERSION_HEADERS: Final = {
     "x-request-id": {"description": "The id of the request.", "schema": {"type": "string"}},
     "x-ramrack-version": {
-        "description": "The version that computed the answer.",
+        "description": "The version that the answer is of.",
         "schema": {"type": "string"},
     },
     "x-ramrack-digest": {
@@ -51,13 +51,13 @@ def schema_ref(name: str) -> Document:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def json_of(schema: Document, description: str, *, is_prediction: bool = False) -> Document:
+def json_of(schema: Document, description: str, *, is_of_version: bool = False) -> Document:
     """Return a response or request body that is JSON of ``schema``."""
     document: Document = {
         "description": description,
         "content": {"application/json": {"schema": schema}},
     }
-    if is_prediction:
+    if is_of_version:
         document["headers"] = _VERSION_HEADERS
     return document
 

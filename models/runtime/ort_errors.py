@@ -24,7 +24,7 @@ _NO_MEMORY: Final = re.compile(r"(?i:failed to allocate memory|bad[_ ]alloc|cann
 # passed the inspection, so only the input can be the cause.
 _INPUT_FAULT: Final = re.compile(
     r"(?i:dimension|broadcast|reshape|shape|mismatch|\brank\b|out of (?:range|bounds)|indices"
-    r"|\bsto[a-z]{1,3}\b|overflow|unknown category|must (?:be|match))"
+    r"|\bsto[a-z]{1,3}\b|overflow|unknown category|must (?:be|match)|by zero)"
 )
 
 

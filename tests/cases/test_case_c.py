@@ -23,8 +23,9 @@ from tests.cases.rig import (
     MIB,
     ROW,
     WITNESS,
+    Callers,
     anonymous_bytes,
-    clients,
+    callers,
     forget,
     load_refused,
     metric,
@@ -78,7 +79,7 @@ def gathered(
 
 
 def is_row(answer: httpx.Response, expected: np.ndarray) -> bool:
-    return outputs_of(answer)["y"] == [float(x) for x in expected]
+    return np.array_equal(np.array(outputs_of(answer)["y"], np.float32), expected)
 
 
 def from_every_worker(ask: Callable[[], bool], times: int = 24) -> bool:
@@ -106,7 +107,7 @@ def test_c01_memory_comes_back_after_each_unload(server: RunningServer) -> None:
     mapped = [server.push("cycle", graphs.big(8, seed), is_loading=False) for seed in (1, 2)]
     private = server.push("cycle", graphs.slow(4, 512), is_loading=False)
     pids = server.worker_pids()
-    warm, cycles = [0] * len(pids), 8
+    warm, cycles = [0] * len(pids), 5
     for cycle in range(cycles):
         for version in mapped:
             server.expect(server.load("cycle", version))
@@ -383,7 +384,7 @@ async def test_c08_loads_and_unloads_under_traffic_end_as_the_last_one_said(
     path = f"/v2/models/hammered/versions/{version}/infer"
     is_over, codes = asyncio.Event(), set()
 
-    async def ask(client: httpx.AsyncClient) -> None:
+    async def ask(client: Callers) -> None:
         while not is_over.is_set():
             answer = await client.post(path, json=infer_body([ROW]))
             codes.add(answer.status_code)
@@ -395,7 +396,7 @@ async def test_c08_loads_and_unloads_under_traffic_end_as_the_last_one_said(
         calls = (server.load, lambda n, v: unload(server, n, v))
         return [choice.choice(calls)("hammered", version).status_code for _ in range(5)]
 
-    async with clients(server, 16) as client, asyncio.TaskGroup() as group:
+    async with callers(server) as client, asyncio.TaskGroup() as group:
         for _ in range(16):
             group.create_task(ask(client))
         changes = await asyncio.gather(*(asyncio.to_thread(change, i) for i in range(4)))
@@ -435,7 +436,7 @@ async def test_c11_an_unload_waits_for_what_is_under_way(server: RunningServer) 
     path = f"/v2/models/used/versions/{version}/infer"
     ended: list[int] = []
 
-    async with clients(server, 80) as client:
+    async with callers(server) as client:
 
         async def ask(index: int) -> httpx.Response:
             body = {"inputs": [tensor("X", "FP32", [1, 1], [float(index)])]}
@@ -543,7 +544,7 @@ def test_c14_flipped_bytes_are_refused_or_harmless(server: RunningServer) -> Non
     server.push("flipped", graphs.id32())
     good = graphs.gemm(4, 4).SerializeToString()
     choice = random.Random(14)
-    for _ in range(10):
+    for _ in range(6):
         data = bytearray(good)
         data[choice.randrange(len(data))] ^= choice.randrange(1, 256)
         version = publish_graph(server, "flipped", bytes(data))

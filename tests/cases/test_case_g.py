@@ -13,7 +13,6 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import numpy as np
 import onnx
 import pytest
@@ -22,8 +21,9 @@ from onnx import TensorProto, helper
 from tests import graphs
 from tests.cases.rig import (
     ROW,
+    Callers,
     ballast,
-    clients,
+    callers,
     metric,
     outputs_of,
     statistics,
@@ -34,7 +34,7 @@ from tests.process.server import RunningServer, infer_body, running_server, wait
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
 MAX_BATCH_ROWS = 32
-QUEUE_ROWS = 512
+QUEUE_ROWS = 1024
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def own_row(index: int) -> list[float]:
     return [float(index), index + 0.25, index + 0.5, index + 0.75]
 
 
-def ask(client: httpx.AsyncClient, name: str, *inputs: dict[str, Any], **more: Any) -> Any:
+def ask(client: Callers, name: str, *inputs: dict[str, Any], **more: Any) -> Any:
     return client.post(f"/v2/models/{name}/infer", json={"inputs": list(inputs), **more})
 
 
@@ -96,7 +96,7 @@ async def test_g01_each_caller_gets_exactly_its_rows(server: RunningServer) -> N
     """Callers that share runs get their own values, also of a graph that answers one row only."""
     server.push("one-row", ballast(one_row_for_any(), "x"))
     rows, runs = runs_of(server, "echo")
-    async with clients(server) as client:
+    async with callers(server) as client:
         for name in ("echo", "one-row"):
             for _ in range(3):
                 answers = await together(
@@ -134,7 +134,7 @@ async def test_g02_each_caller_gets_the_outputs_it_asked_for(server: RunningServ
     server.push("two-outputs", label_and_proba())
     wishes = [["proba"], ["label"], [], ["proba", "label"], ["label", "proba"]]
 
-    async with clients(server) as client:
+    async with callers(server) as client:
 
         def call(index: int) -> Any:
             wish = wishes[index % len(wishes)]
@@ -155,7 +155,7 @@ async def test_g02_each_caller_gets_the_outputs_it_asked_for(server: RunningServ
 
 async def test_g04_each_of_500_gets_its_own_id(server: RunningServer) -> None:
     """Ids and values of callers who share runs never cross; who sent no id gets none."""
-    async with clients(server) as client:
+    async with callers(server) as client:
 
         def call(index: int) -> Any:
             more = {"id": f"caller-{index}"} if index % 5 else {}
@@ -175,7 +175,7 @@ async def test_g04_each_of_500_gets_its_own_id(server: RunningServer) -> None:
 async def test_g05_one_bad_member_fails_alone(server: RunningServer) -> None:
     """Fifteen good callers and one whose index is out of range, again and again."""
     server.push("table", ballast(graphs.gath(), "idx"))
-    async with clients(server, 16) as client:
+    async with callers(server) as client:
         for turn in range(12):
             bad = {turn % 16} if turn < 10 else set(range(16))
             indices = [999 if i in bad else i % 10 for i in range(16)]
@@ -224,7 +224,7 @@ async def test_g07_callers_who_leave_wedge_nothing(server: RunningServer) -> Non
             sent = choice.choice([0, len(body) // 2, len(body), len(body)])
             delay_s = choice.uniform(0.005, 0.05)
             group.create_task(leave(server, "echo", body, sent, delay_s))
-    async with clients(server) as client:
+    async with callers(server) as client:
         answers = await together(
             100, lambda i: ask(client, "echo", tensor("x", "FP32", [1, 4], own_row(i)))
         )
@@ -237,7 +237,7 @@ async def test_g07_what_nobody_waits_for_is_not_computed(server: RunningServer) 
     turns = tensor("n", "INT64", [1], [3_000_000])
     body = json.dumps({"inputs": [turns]}).encode()
     host, port = server.url.removeprefix("http://").split(":")
-    async with clients(server) as client:
+    async with callers(server) as client:
         first = asyncio.create_task(ask(client, "long", turns), name="first")
         # A run has begun, and no other of this version can until it ends.
         await asyncio.to_thread(
@@ -278,7 +278,7 @@ async def test_g08_no_run_holds_more_rows_than_allowed(server: RunningServer) ->
     server.push("sizes", ballast(graphs.id32(), "x"))
     sizes = [1, 20, 1, 100, 20, 1, 20, 1] * 4
 
-    async with clients(server) as client:
+    async with callers(server) as client:
 
         def call(index: int) -> Any:
             data = own_row(index) * sizes[index]
@@ -299,7 +299,7 @@ async def test_g08_no_run_holds_more_rows_than_allowed(server: RunningServer) ->
 
 async def test_g10_batching_refuses_nobody_until_the_queue_is_full(server: RunningServer) -> None:
     """One after the other is always a 200; past the bound it is a 429 at once, and counted."""
-    async with clients(server) as client:
+    async with callers(server) as client:
         for index in range(20):
             row = tensor("x", "FP32", [1, 4], own_row(index))
             assert outputs_of(await ask(client, "echo", row))["y"] == own_row(index)
@@ -327,7 +327,7 @@ async def test_g11_other_widths_are_answered_as_if_alone(server: RunningServer) 
     model = graphs.identity(TensorProto.FLOAT, ("N", "width"))
     server.push("widths", ballast(model, "x"))
 
-    async with clients(server) as client:
+    async with callers(server) as client:
 
         def call(index: int) -> Any:
             width = 20 if index % 8 == 0 else 16
@@ -374,7 +374,7 @@ async def test_g13_graphs_without_a_batch_run_one_by_one(
     server.push(name, graph())
     assert not is_batched(server, name)[0]
     assert is_batched(server, name)[1]
-    async with clients(server) as client:
+    async with callers(server) as client:
         answers = await together(
             64, lambda i: ask(client, name, tensor("x", "FP32", [1, 4], own_row(i)))
         )
@@ -396,7 +396,7 @@ async def test_g14_a_graph_that_only_takes_one_row_is_never_given_two(
     """It declares any number of rows; under load no caller pays for that with a 500."""
     server.push("baked", graphs.resh())
     assert not is_batched(server, "baked")[0]
-    async with clients(server) as client:
+    async with callers(server) as client:
         answers = await together(
             48, lambda i: ask(client, "baked", tensor("X", "FP32", [1, 4], own_row(i)))
         )
@@ -414,7 +414,7 @@ async def test_g16_outputs_without_a_batch_axis_are_delivered_whole(
     """The constant pair, as long as two merged rows, stays whole; a sum is of one's own rows."""
     server.push("scalars", ballast(graphs.scal(), "X"))
     assert not is_batched(server, "scalars")[0]
-    async with clients(server) as client:
+    async with callers(server) as client:
         for count in (2, 2, 16):
             answers = await together(
                 count, lambda i: ask(client, "scalars", tensor("X", "FP32", [1], [i + 0.5]))
@@ -448,7 +448,7 @@ async def test_g16_a_state_with_its_batch_elsewhere_never_crosses(server: Runnin
     """Three layers, three callers: each gets the three layers of its own row."""
     server.push("state", ballast(recurrent(), "x"))
     assert not is_batched(server, "state")[0]
-    async with clients(server) as client:
+    async with callers(server) as client:
         answers = await together(
             3, lambda i: ask(client, "state", tensor("x", "FP32", [1, 4], own_row(i)))
         )

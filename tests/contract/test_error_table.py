@@ -23,7 +23,7 @@ from onnx import ModelProto, TensorProto, helper
 from models.convert.onnx_file import package_onnx
 from serving.errors import STATUS
 from tests import graphs
-from tests.contract.wire import REQUEST_ID, check_error, connected, head_of, read_answer
+from tests.contract.wire import REQUEST_ID, Answer, check_error, connected, head_of, read_answer
 from tests.process.server import RunningServer, running_server, wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -216,13 +216,19 @@ def test_400_wrong_names_in_the_path(server: RunningServer, path: str) -> None:
     check_error(answer, status, server=server)
 
 
-def test_400_what_is_not_http(server: RunningServer) -> None:
+@pytest.mark.parametrize(
+    "request_bytes",
+    [b"\x16\x03\x01\x02\x00 this is TLS\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"x\r\n\r\n",
+     b"GET /v2 HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n"],
+)  # fmt: skip
+def test_400_what_is_not_http(server: RunningServer, request_bytes: bytes) -> None:
     """Even what is no request gets the one form, on both planes."""
     for url in (server.url, server.admin_url):
         with connected(url) as client:
-            client.sendall(b"\x16\x03\x01\x02\x00 this is TLS\r\n\r\n")
+            client.sendall(request_bytes)
             answer = read_answer(client.stream)
-            check_error(answer, 400, "HTTP", server=server, request_id=None)
+            check_error(answer, 400, "request", server=server, request_id=None)
+            assert client.stream.read() == b""
 
 
 @pytest.mark.parametrize(
@@ -695,8 +701,9 @@ def flip(path: Path) -> None:
         ("POST", "/v1/models/id32/versions/2:predict", ["id32", "2", "UNLOADED"], 2),
         ("POST", "/v2/models/never-loaded/infer", ["never-loaded"], None),
         ("POST", "/v1/models/never-loaded:predict", ["never-loaded"], None),
-        ("GET", "/v2/models/id32/versions/2", ["id32", "2", "UNLOADED"], None),
-        ("GET", "/v2/models/id32/versions/2/ready", ["id32", "2", "UNLOADED"], None),
+        ("GET", "/v2/models/id32/versions/2", ["id32", "2", "UNLOADED"], 2),
+        ("GET", "/v2/models/id32/versions/2/config", ["id32", "2", "UNLOADED"], 2),
+        ("GET", "/v2/models/id32/versions/2/ready", ["id32", "2", "UNLOADED"], 2),
         ("GET", "/v2/models/never-loaded/ready", ["never-loaded"], None),
     ],
 )
@@ -760,6 +767,71 @@ def test_507_over_the_memory_budget(server: RunningServer) -> None:
     server.expect(server.admin("DELETE", "/admin/v1/models/large/versions/1"))
 
 
+# Whatever is sent
+
+
+STRANGE_PATHS = (
+    "*", "//v2", "http://x/v2", "/v2/models/%ff/infer", "/v2/models/%00", "/v2/models/id32/",
+    "/v2/models/é", "/v2/models/%F0%9F%98%80", "/v2/models/id32?x=%ff", "/v2/models/id32/versions/",
+    "/v2/models/id32/versions/99999999999999999999", "/v1/models/id32:explain",
+    "/v1/models/:predict", "/v1/models/id32/versions/99999999999999999999:predict",
+    "/docs/static/nothing", "/docs/static/../../x", "/docs/static/%2e%2e/%2e%2e/etc/passwd",
+    "/admin/v1/models/%ff", "/admin/v1/models/id32/versions/%00:load", "/admin/v1/blobs/%ff",
+    "/admin/v1/models/id32/versions/99999999999999999999:load", "/admin/v1/operations/%ff",
+    "/admin/v1/models/id32/versions/1:load?reason=%ff%00", "/admin/v1/events?model=%ff",
+    "/admin/v1/models/id32/versions/1:load?wait=nan", "/admin/v1/models/id32/aliases/%ff",
+)  # fmt: skip
+STRANGE_HEADERS: tuple[dict[str, str], ...] = (
+    {"content-length": "abc"}, {"content-length": "-1"}, {"content-length": "2, 2"},
+    {"content-length": "9" * 30}, {"transfer-encoding": "x"},
+    {"transfer-encoding": "gzip, chunked"}, {"if-match": "é"}, {"expect": "nothing"},
+    {"transfer-encoding": "chunked", "content-length": "2"}, {"content-type": "application/json;"},
+    {"content-encoding": "gzip", "inference-header-content-length": "0"}, {"host": ""},
+    {"accept-encoding": "gzip;q=abc, *;q=-1"}, {"x-request-id": "a b"}, {"x-request-id": "é"},
+    {"authorization": "é"},
+)  # fmt: skip
+
+
+def test_no_path_and_no_verb_breaks_the_server(server: RunningServer) -> None:
+    """Whatever is asked for, the answer is no 5xx; each error is JSON and has a request id."""
+    before = len([record for record in server.logs if record["level"] == "error"])
+    headers = {"host": "localhost", "content-length": "2"}
+    for url in (server.url, server.admin_url):
+        for path in STRANGE_PATHS:
+            for method in ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE", "PATCH"):
+                with connected(url) as client:
+                    client.sendall(head_of(method, path, headers) + b"{}")
+                    answer = read_answer(client.stream, has_body=method != "HEAD")
+                check_no_break(answer, f"{method} {path}", has_body=method != "HEAD")
+    assert len([record for record in server.logs if record["level"] == "error"]) == before
+
+
+def test_no_header_breaks_the_server(server: RunningServer) -> None:
+    """The same for headers that make no sense."""
+    before = len([record for record in server.logs if record["level"] == "error"])
+    for url, method, path in (
+        (server.url, "POST", INFER),
+        (server.admin_url, "POST", ADMIN_ID32 + "/versions/1:load"),
+        (server.admin_url, "PUT", ADMIN_ID32 + "/route"),
+        (server.admin_url, "PUT", "/admin/v1/blobs/sha256:" + "0" * 64),
+    ):
+        for more in STRANGE_HEADERS:
+            length = {} if {"content-length", "transfer-encoding"} & set(more) else {
+                "content-length": "2"}  # fmt: skip
+            with connected(url) as client:
+                headers = {"host": "localhost", **length, **more}
+                client.sendall(head_of(method, path, headers) + b"{}")
+                check_no_break(read_answer(client.stream), f"{method} {path} {more}")
+    assert len([record for record in server.logs if record["level"] == "error"]) == before
+
+
+def check_no_break(answer: Answer, what: str, *, has_body: bool = True) -> None:
+    assert answer.status < 500, f"{what}: {answer.text}"
+    assert answer.headers["x-request-id"], what
+    if answer.status >= 400 and has_body:
+        assert isinstance(answer.json()["error"], str), what
+
+
 # The table
 
 
@@ -771,13 +843,20 @@ def test_the_table_is_covered() -> None:
 
 def test_what_ends_well_has_the_headers_too(server: RunningServer) -> None:
     """Request id and version on a good answer, also where the client sent no id."""
-    for path, body in ((INFER, GOOD), (PREDICT, {"instances": [[1, 2, 3, 4]]})):
-        answer: httpx.Response = server.data("POST", path, json=body, headers=ID)
+    asked: list[tuple[str, str, Any]] = [
+        ("POST", INFER, GOOD),
+        ("POST", PREDICT, {"instances": [[1, 2, 3, 4]]}),
+        ("GET", "/v2/models/id32", None),
+        ("GET", "/v2/models/id32/config", None),
+        ("GET", "/v2/models/id32/ready", None),
+    ]
+    for method, path, body in asked:
+        answer: httpx.Response = server.data(method, path, json=body, headers=ID)
         assert answer.status_code == 200
         assert answer.headers["x-request-id"] == REQUEST_ID
         assert answer.headers["x-ramrack-version"] == "1"
         assert answer.headers["x-ramrack-digest"].startswith("sha256:")
-        first, second = (server.data("POST", path, json=body) for _ in range(2))
+        first, second = (server.data(method, path, json=body) for _ in range(2))
         assert first.headers["x-request-id"] != second.headers["x-request-id"]
     for call in (server.data, server.admin):
         assert call("GET", "/v2/health/live", headers=ID).headers["x-request-id"] == REQUEST_ID

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,12 @@ import httpx
 import numpy as np
 import pytest
 import tritonclient.http as triton
+import tritonclient.http.aio as triton_aio
 from onnx import TensorProto, helper
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from tests import graphs
-from tests.process.server import RunningServer, running_server
+from tests.process.server import RunningServer, running_server, wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -335,6 +338,22 @@ def test_async_infer(server: RunningServer) -> None:
             failing.get_result(timeout=60)
 
 
+async def test_the_asyncio_client(server: RunningServer) -> None:
+    """The same client over asyncio: tensors both ways, compression, and our errors."""
+    async with triton_aio.InferenceServerClient(server.url.removeprefix("http://")) as client:
+        assert await client.is_server_ready()
+        assert (await client.get_model_metadata("scores"))["name"] == "scores"
+        for encoding in (None, "gzip", "deflate"):
+            result = await client.infer(
+                "scores", scores(), request_id="7",
+                request_compression_algorithm=encoding, response_compression_algorithm=encoding,
+            )  # fmt: skip
+            assert (result.as_numpy("y") == ROWS).all()
+            assert result.get_response()["id"] == "7"
+        with pytest.raises(InferenceServerException, match="'nobody' is not known"):
+            await client.infer("nobody", scores())
+
+
 # Errors
 
 
@@ -506,6 +525,20 @@ def test_statistics_are_summed_over_the_workers(server: RunningServer) -> None:
     finally:
         for client in clients:
             client.close()
+
+
+def test_statistics_outlive_a_worker(server: RunningServer, client: Any) -> None:
+    """What a killed worker had counted is not forgotten."""
+    client.infer("scores", scores(), model_version="2")
+    before = client.get_inference_statistics("scores", "2")["model_stats"]
+    assert before[0]["inference_count"] > 0
+    victims = server.worker_pids()
+    for pid in victims:
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not set(victims) & set(server.worker_pids()), 60, "they are replaced")
+    server.wait_until_ready()
+    with triton.InferenceServerClient(server.url.removeprefix("http://")) as fresh:
+        assert fresh.get_inference_statistics("scores", "2")["model_stats"] == before
 
 
 def test_statistics_of_everything(client: Any) -> None:

@@ -177,6 +177,18 @@ class TestFaults:
         assert clean("Load model from /srv/store/objects/ab12 failed: x") == "x"
         assert clean("cannot open /srv/store/objects/ab12: x") == "cannot open <file>: x"
 
+    def test_a_division_by_a_zero_that_was_sent_is_the_callers_fault(self, shelf: Shelf) -> None:
+        """Whole numbers have no infinity; the message says what happened, the next run works."""
+        model = graphs.build(
+            [helper.make_node("Div", ["a", "b"], ["y"])],
+            [graphs.value(name, TensorProto.INT64, ("N",)) for name in "ab"],
+            [graphs.value("y", TensorProto.INT64, ("N",))],
+        )
+        servable = shelf.load(shelf.put(model))
+        with pytest.raises(InputRefused, match="division by zero"):
+            servable.run({"a": np.array([6]), "b": np.array([0])})
+        assert servable.run({"a": np.array([6]), "b": np.array([2])})[0].tolist() == [3]
+
     def test_an_unknown_failure_is_not_blamed_on_the_caller(self) -> None:
         """What no rule recognises is a failure of the model."""
         assert type(run_error(RuntimeError("kernel exploded"))) is RunFailed
