@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, TypeAlias
 
 import onnx
 from google.protobuf.message import DecodeError
@@ -21,6 +21,8 @@ from registry.manifest import Manifest
 # The newest operator sets and file form that the shipped runtime computes; a test holds them to it.
 MAX_OPSETS: Final[Mapping[str, int]] = {"": 28, "ai.onnx.ml": 5, "com.microsoft": 1}
 MAX_IR_VERSION: Final = 14
+# Object, first byte and length of one tensor's external data.
+Slice: TypeAlias = tuple[str, int, int]
 _NUMBER: Final = re.compile("[0-9]{1,19}")
 _CONTROL_FLOW: Final = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 _RANDOM: Final = frozenset(
@@ -45,12 +47,14 @@ def check_graph(model: onnx.ModelProto, manifest: Manifest) -> None:
     if model.training_info:
         raise LoadFailed("training_info: a graph to serve must not have any")
     sizes = {digest_hex(entry.digest): entry.size_bytes for entry in manifest.tensors}
+    slices: dict[Slice, str] = {}
     for found in tensors(model, LoadFailed):
         if not is_external(found.tensor):
             continue
         if not found.is_initializer:
             raise LoadFailed(f"{found.where}: external data is allowed in initializers only")
-        _check_reference(found.tensor, found.where, sizes)
+        slices.setdefault(_check_reference(found.tensor, found.where, sizes), found.where)
+    _check_overlap(slices)
 
 
 def check_structure(model: onnx.ModelProto, error: type[ModelsError]) -> None:
@@ -157,7 +161,7 @@ def _domain(domain: str) -> str:
     return "" if domain == "ai.onnx" else domain
 
 
-def _check_reference(tensor: onnx.TensorProto, where: str, sizes: Mapping[str, int]) -> None:
+def _check_reference(tensor: onnx.TensorProto, where: str, sizes: Mapping[str, int]) -> Slice:
     fields = {entry.key: entry.value for entry in tensor.external_data}
     if len(fields) != len(tensor.external_data) or set(fields) != {"location", "offset", "length"}:
         raise LoadFailed(f"{where}: its external data must have location, offset and length once")
@@ -180,3 +184,15 @@ def _check_reference(tensor: onnx.TensorProto, where: str, sizes: Mapping[str, i
         raise LoadFailed(
             f"{where}: external data ends at byte {offset + length} of an object of {size} bytes"
         )
+    return fields["location"], offset, length
+
+
+def _check_overlap(slices: Mapping[Slice, str]) -> None:
+    """Refuse tensors that share some of their bytes; sharing all of them is tied weights."""
+    end, location, before = 0, "", ""
+    for (name, offset, length), where in sorted(slices.items()):
+        if not length:
+            continue
+        if name == location and offset < end:
+            raise LoadFailed(f"{where}: its external data overlaps that of {before}")
+        end, location, before = offset + length, name, where

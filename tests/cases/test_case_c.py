@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import shutil
@@ -42,7 +43,7 @@ from tests.cases.rig import (
 from tests.process.server import RunningServer, infer_body, running_server, wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
-BUDGET_MB = 96
+BUDGET_MB = 64
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +194,7 @@ def test_c02_a_failed_load_leaves_the_serving_version_alone(
 
 def test_c02_too_big_for_the_budget_is_refused_with_the_plan(server: RunningServer) -> None:
     """A 507 says what it needs and what is free; a good version loads right after it."""
-    version = server.push(WITNESS, graphs.big(BUDGET_MB + 24), is_loading=False)
+    version = server.push(WITNESS, graphs.big(BUDGET_MB + 8), is_loading=False)
     answer = server.load(WITNESS, version)
     assert answer.status_code == 507
     plan = answer.json()["plan"]
@@ -230,9 +231,7 @@ def object_of(server: RunningServer, name: str) -> Path:
     return server.store / "objects" / digest.removeprefix("sha256:")
 
 
-def test_c04_the_pushed_files_may_change_afterwards(
-    server: RunningServer, tmp_path: Path
-) -> None:
+def test_c04_the_pushed_files_may_change_afterwards(server: RunningServer, tmp_path: Path) -> None:
     """A version is what was pushed, whatever becomes of the files, also in a new worker."""
     path = graphs.ext(tmp_path, mb=2, seed=3)
     done = ramrack(server, "push", "copied", path, "--load")
@@ -299,10 +298,8 @@ def test_c04_an_object_that_was_truncated_costs_its_own_version_only(
     model = graphs.big(2, seed=8)
     server.push("truncated", model)
     overwrite(object_of(server, "truncated"), b"")
-    try:
+    with contextlib.suppress(httpx.TransportError):
         assert gathered(server, "truncated", 8000).status_code >= 500
-    except httpx.TransportError:
-        pass
     wait_until(lambda: state_of(server, "truncated", 1)[0] == "FAILED", 60, "it is found")
     server.wait_until_ready()
     assert from_every_worker(lambda: server.infer(WITNESS, [ROW]).status_code == 200)
@@ -335,7 +332,9 @@ def test_c05_versions_are_ordered_as_numbers(server: RunningServer) -> None:
     wait_until(lambda: version_of(server.infer("order", [ROW])) == "10", 30, "it is routed")
 
 
-@pytest.mark.parametrize("text", ["010", "01", "1.0", "+1", "-1", "3.bak", ".tmp", "0", "1e0", "١"])
+@pytest.mark.parametrize(
+    "text", ["010", "01", "1.0", "+1", "-1", "3.bak", ".tmp", "0", "1e0", "\u0661"]
+)
 def test_c05_what_is_no_canonical_number_is_refused(server: RunningServer, text: str) -> None:
     """``010`` is not another name of 10, on either plane."""
     answer = infer_v(server, WITNESS, text)
@@ -469,9 +468,7 @@ async def test_c11_an_unload_waits_for_what_is_under_way(server: RunningServer) 
 # C13: external data.
 
 
-def test_c13_external_data_is_found_beside_its_model(
-    server: RunningServer, tmp_path: Path
-) -> None:
+def test_c13_external_data_is_found_beside_its_model(server: RunningServer, tmp_path: Path) -> None:
     """From another folder, after a move, and beside one of equal name: each its own weights."""
     for seed in (1, 2):
         folder = tmp_path / f"first{seed}"

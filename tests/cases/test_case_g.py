@@ -366,9 +366,7 @@ def flat_output() -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("graph", [graphs.fix1, columns_first, flat_output])
-async def test_g13_graphs_without_a_batch_run_one_by_one(
-    server: RunningServer, graph: Any
-) -> None:
+async def test_g13_graphs_without_a_batch_run_one_by_one(server: RunningServer, graph: Any) -> None:
     """Seen at load; 64 callers at once still get their own answers."""
     name = graph.__name__
     server.push(name, graph())

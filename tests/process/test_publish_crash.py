@@ -38,9 +38,7 @@ def model_of(turn: int) -> onnx.ModelProto:
     return model
 
 
-def push(
-    server: RunningServer, turn: int, done: Acknowledged, *, is_loading: bool = True
-) -> None:
+def push(server: RunningServer, turn: int, done: Acknowledged, *, is_loading: bool = True) -> None:
     """Upload, publish and load, and take down each answer; raises when the server is gone."""
     name = f"m{turn}"
     package = package_onnx(name, model_of(turn))

@@ -82,7 +82,7 @@ def test_f08_a_pickle_under_a_harmless_name_is_opened_when_asked_for(tmp_path):
     """Naming the format of a pickle says that it is trusted."""
     path = tmp_path / "model.txt"
     path.write_bytes(pickle.dumps({}))
-    with pytest.raises(ConversionRefused, match="holds a 'builtins.dict'"):
+    with pytest.raises(ConversionRefused, match=r"holds a 'builtins\.dict'"):
         convert("m", path, ConvertOptions(format="sklearn"))
 
 

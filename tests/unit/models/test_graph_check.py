@@ -107,6 +107,19 @@ class TestF05References:
         with pytest.raises(LoadFailed, match="once"):
             check_graph(twice, MANIFEST)
 
+    def test_f07_tensors_may_share_all_of_their_bytes_not_some(self) -> None:
+        """Tied weights are one slice under two names; slices side by side are fine too."""
+        half = {**GOOD, "length": "32"}
+        for offset, is_taken in (("0", True), ("32", True), ("16", False)):
+            model = model_with({**half, "offset": "0"}, (8,))
+            other = graphs.external_tensor("u", (8,), {**half, "offset": offset})
+            model.graph.initializer.append(other)
+            if is_taken:
+                check_graph(model, MANIFEST)
+                continue
+            with pytest.raises(LoadFailed, match=r"'u': its external data overlaps that of .*'t'"):
+                check_graph(model, MANIFEST)
+
     @pytest.mark.parametrize("place", ["tensor", "tensors", "sparse", "subgraph", "sparse_init",
                                        "function", "default"])  # fmt: skip
     def test_f05_a_reference_elsewhere_is_refused(self, place: str) -> None:
