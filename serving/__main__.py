@@ -10,7 +10,7 @@ from pathlib import Path
 from registry.errors import InvalidInput
 from serving.bootstrap import run
 from serving.settings import load_settings
-from serving.worker_process import WORKER_COMMAND
+from serving.workers.worker_process import WORKER_COMMAND
 
 
 def main(worker_command: Sequence[str] = WORKER_COMMAND) -> int:

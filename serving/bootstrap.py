@@ -24,20 +24,20 @@ from registry.budget import default_budget_bytes
 from registry.errors import RegistryError
 from registry.manifest import Manifest
 from registry.store import Store
+from serving.admin.app import create_admin_app
 from serving.auth import admin_tokens, check_exposure
-from serving.control_plane import ControlPlane
-from serving.cores import WorkerPlan, plan_workers
+from serving.control.control_plane import ControlPlane
 from serving.errors import ServingError
-from serving.http_admin import create_admin_app
-from serving.http_server import HttpServer
 from serving.logs import configure_logs
 from serving.machine import Machine, read_machine
 from serving.metrics.page import MetricsMemory
 from serving.scrape import page_renderer
 from serving.settings import Settings
-from serving.sockets import close_all, open_listeners, url_of
-from serving.supervisor import Supervisor
-from serving.worker_process import WORKER_COMMAND
+from serving.web.server import HttpServer
+from serving.web.sockets import close_all, open_listeners, url_of
+from serving.workers.cores import WorkerPlan, plan_workers
+from serving.workers.supervisor import Supervisor
+from serving.workers.worker_process import WORKER_COMMAND
 
 _log = logging.getLogger(__name__)
 # The admin plane outlives the workers by this at most.

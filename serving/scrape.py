@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from serving.control_plane import ControlPlane
+from serving.control.control_plane import ControlPlane
 from serving.metrics import collector
 from serving.metrics.collector import Facts, VersionFacts
 from serving.metrics.page import MetricsMemory
-from serving.supervisor import Supervisor
+from serving.workers.supervisor import Supervisor
 
 # Reading the state takes microseconds on the loop; a loop that is late for this long has failed.
 _LOOP_TIMEOUT_S: Final = 10.0

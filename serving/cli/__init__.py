@@ -11,7 +11,7 @@ import typer
 from models.errors import ModelsError
 from registry.errors import RegistryError
 from serving.cli.app import command
-from serving.client_errors import ClientError
+from serving.client.errors import ClientError
 from serving.errors import ServingError
 
 # Errors whose text was written for the person at the keyboard.

@@ -16,9 +16,9 @@ import typer
 
 from serving.cli.options import ADMIN_URL_DEFAULT, AdminUrl, AsJson, admin_client
 from serving.cli.output import print_json, print_table, size_text
-from serving.client_errors import ClientError
-from serving.cores import plan_workers
+from serving.client.errors import ClientError
 from serving.machine import Machine, read_machine
+from serving.workers.cores import plan_workers
 
 GIB: Final = 1024**3
 _LOW_DISK_SHARE: Final = 0.15

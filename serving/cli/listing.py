@@ -16,7 +16,7 @@ from serving.cli.options import (
     data_client,
 )
 from serving.cli.output import note, print_json, print_table, size_text
-from serving.client_errors import ClientError
+from serving.client.errors import ClientError
 
 _LS_COLUMNS = ("model", "version", "state", "aliases", "traffic", "size", "published", "reason")
 _PS_COLUMNS = (

@@ -11,7 +11,7 @@ from registry.errors import InvalidInput
 from registry.ident import check_model_name, parse_version
 
 if TYPE_CHECKING:
-    from serving.client import AdminClient, DataClient
+    from serving.client.api import AdminClient, DataClient
 
 
 def _model_name(text: str) -> str:
@@ -49,20 +49,20 @@ DataUrl: TypeAlias = Annotated[
     str,
     typer.Option("--url", metavar="URL", envvar="RAMRACK_URL", help="The server's data plane."),
 ]
-# Same as serving.client's, which would cost an HTTP library at every start.
+# Same as serving.client.api's, which would cost an HTTP library at every start.
 ADMIN_URL_DEFAULT = "http://127.0.0.1:8081"
 DATA_URL_DEFAULT = "http://127.0.0.1:8080"
 
 
 def admin_client(url: str) -> AdminClient:
     """Return a client of the admin plane; the token is never on a command line."""
-    from serving.client import AdminClient
+    from serving.client.api import AdminClient
 
     return AdminClient.connect(url, os.environ.get("RAMRACK_ADMIN_TOKEN", ""))
 
 
 def data_client(url: str) -> DataClient:
     """Return a client of the data plane."""
-    from serving.client import DataClient
+    from serving.client.api import DataClient
 
     return DataClient.connect(url, os.environ.get("RAMRACK_TOKEN", ""))

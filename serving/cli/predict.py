@@ -13,7 +13,7 @@ from serving.cli.output import bar, note, print_json, print_table
 from serving.cli.rows import InputFile, read_input
 
 if TYPE_CHECKING:
-    from serving.client import DataClient
+    from serving.client.api import DataClient
 
 ROWS_A_REQUEST: Final = 500
 

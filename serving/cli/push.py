@@ -17,8 +17,8 @@ from serving.cli.output import bar, note, operation_progress, print_json, size_t
 if TYPE_CHECKING:
     from models.package import Package
     from registry.manifest import JsonObject
-    from serving.client import AdminClient
-    from serving.push import PushResult
+    from serving.client.api import AdminClient
+    from serving.client.push import PushResult
 
 
 def push(
@@ -120,7 +120,7 @@ def _convert(
 
 
 def _send(client: AdminClient, package: Package, reason: str, progress: Any) -> PushResult:
-    from serving.push import push_package
+    from serving.client.push import push_package
 
     return push_package(client, package, reason=reason, progress=progress)
 

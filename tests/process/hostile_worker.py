@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from models.errors import LoadFailed
 from models.servable import Array, LoadSpec, Servable
-from serving.worker import main, onnx_loader
+from serving.workers.worker import main, onnx_loader
 
 
 class HostileLoader:

@@ -3,7 +3,8 @@
 ``good``; ``kills=M/V`` dies by SIGKILL when it is to load that version, ``kills-first=M/V`` only in
 slot 0; ``exits=M/V`` likewise by an exit code; ``fails=M/V`` reports it FAILED; ``stillborn`` dies
 before it is ready; ``silent`` gives no sign of life once it is ready; ``nonsense`` speaks another
-language; ``deaf`` routes by its first target for ever; ``stubborn`` does not stop; ``crash`` dies by SIGSEGV when a second target comes.
+language; ``deaf`` routes by its first target for ever; ``stubborn`` does not stop; ``crash`` dies
+by SIGSEGV when a second target comes.
 """
 
 import os
@@ -13,11 +14,11 @@ import sys
 import threading
 
 from registry.lifecycle import State
-from serving import messages
 from serving.fleet import VersionReport
-from serving.messages import Report
 from serving.target import parse_target
-from serving.wire import Frame, FrameDecoder, encode_frame
+from serving.workers import messages
+from serving.workers.messages import Report
+from serving.workers.wire import Frame, FrameDecoder, encode_frame
 
 BEAT_S = 0.05
 

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from models.errors import InputRefused, RunFailed, RunTerminated
 from models.servable import Array
 from registry.errors import NotReady
-from serving.batcher import Batcher, BatchLimits, Result
+from serving.data.batcher import Batcher, BatchLimits, Result
 from serving.errors import DeadlineExpired, QueueFull
 from tests.fakes import FakeCounters, FakeServable, ManualClock, ManualExecutor
 

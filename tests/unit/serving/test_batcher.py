@@ -13,7 +13,7 @@ from models.errors import InputRefused, RunFailed, RunTerminated
 from models.servable import Array
 from models.signature import Signature, TensorSpec
 from registry.errors import NotReady
-from serving.batcher import Batcher, BatchLimits, Result
+from serving.data.batcher import Batcher, BatchLimits, Result
 from serving.errors import DeadlineExpired, QueueFull
 from tests.fakes import FakeCounters, FakeServable, ManualClock, ManualExecutor, table
 
@@ -439,7 +439,7 @@ async def test_a_run_that_cannot_be_ended_frees_its_callers_and_is_told_of(
     pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Callers get RunTerminated after a grace, and close says that the servable is in use."""
-    monkeypatch.setattr("serving.batcher.TERMINATE_GRACE_S", 0.02)
+    monkeypatch.setattr("serving.data.batcher.TERMINATE_GRACE_S", 0.02)
     servable = FakeServable(hold=True, is_deaf=True)
     batcher = threaded(servable, pool, max_run_s=0.02)
     stuck = asyncio.create_task(batcher.submit(table(1), 1, None, FAR_NS * 10))

@@ -9,10 +9,10 @@ import pytest
 
 from models.package import BytesObject, Package
 from registry.manifest import Manifest, TensorEntry
-from serving.client import AdminClient
-from serving.client_errors import ClientError, ServerUnreachable
-from serving.client_http import Http
-from serving.push import push_package
+from serving.client.api import AdminClient
+from serving.client.connection import Http
+from serving.client.errors import ClientError, ServerUnreachable
+from serving.client.push import push_package
 
 Answer = Callable[[httpx.Request], httpx.Response]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from serving.cores import WorkerPlan, plan_workers
+from serving.workers.cores import WorkerPlan, plan_workers
 
 
 @pytest.mark.parametrize("cores", range(1, 33))

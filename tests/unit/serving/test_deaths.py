@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.deaths import DeathLedger, is_from_outside, oom_kills, suspects
+from serving.workers.deaths import DeathLedger, is_from_outside, oom_kills, suspects
 
 A, B = ("a", 1), ("b", 1)
 

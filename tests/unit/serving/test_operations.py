@@ -8,9 +8,9 @@ import pytest
 
 from models.errors import LoadFailed
 from registry.errors import NotFound
-from serving import operations
+from serving.control import operations
+from serving.control.operations import Operations
 from serving.errors import QueueFull
-from serving.operations import Operations
 
 
 def made(max_running: int = 2) -> Operations:

@@ -17,9 +17,9 @@ from registry.lifecycle import State
 from registry.manifest import Manifest
 from registry.serving_map import ServingMap
 from serving.fleet import VersionKey
-from serving.messages import Report
-from serving.reconciler import Plan, Reconciler, diff, snapshot_of
 from serving.target import CatalogEntry, Target, TargetVersion
+from serving.workers.messages import Report
+from serving.workers.reconciler import Plan, Reconciler, diff, snapshot_of
 
 SIGNATURE = Signature(
     (TensorSpec("x", "FP32", (-1, 4)),), (TensorSpec("y", "FP32", (-1, 4)),)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from serving.sockets import (
+from serving.web.sockets import (
     AddressUnavailable,
     close_all,
     open_listeners,

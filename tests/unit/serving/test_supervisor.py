@@ -13,14 +13,14 @@ import pytest
 from models.servable import Inspection
 from models.signature import Signature, TensorSpec
 from registry.manifest import Manifest
-from serving.cores import WorkerPlan
 from serving.fleet import VersionKey
 from serving.settings import Settings
-from serving.slot import Timings
-from serving.sockets import close_all, open_listeners
-from serving.supervisor import Supervisor
 from serving.target import Target, TargetVersion
-from serving.worker_process import worker_environment
+from serving.web.sockets import close_all, open_listeners
+from serving.workers.cores import WorkerPlan
+from serving.workers.slot import Timings
+from serving.workers.supervisor import Supervisor
+from serving.workers.worker_process import worker_environment
 from tests.process.server import process_exists
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]

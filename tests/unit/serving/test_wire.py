@@ -9,11 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving import messages
 from serving.fleet import VersionReport
-from serving.messages import Hello, Report
 from serving.settings import Settings, Token
-from serving.wire import MAX_UNSENT_BYTES, Frame, FrameDecoder, Wire, WireError, encode_frame
+from serving.workers import messages
+from serving.workers.messages import Hello, Report
+from serving.workers.wire import (
+    MAX_UNSENT_BYTES,
+    Frame,
+    FrameDecoder,
+    Wire,
+    WireError,
+    encode_frame,
+)
 
 VALUES = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text()
 BODIES = st.dictionaries(st.text(max_size=8), VALUES, max_size=4)

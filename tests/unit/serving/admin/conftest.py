@@ -18,10 +18,10 @@ from models.signature import Signature, TensorSpec
 from registry.files import Files
 from registry.manifest import Manifest, TensorEntry
 from registry.store import Store, VersionRecord
+from serving.admin.app import create_admin_app
 from serving.auth import Actor
-from serving.control_plane import ControlPlane
+from serving.control.control_plane import ControlPlane
 from serving.fleet import VersionKey, VersionReport, WorkerInfo
-from serving.http_admin import create_admin_app
 from serving.settings import SCOPES, Settings, Token
 from serving.target import Target, parse_target
 from tests.disk_model import UnsyncedFiles

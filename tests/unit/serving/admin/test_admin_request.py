@@ -4,7 +4,7 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
-from serving.admin_request import json_in
+from serving.admin.request import json_in
 from serving.errors import Cancelled
 
 

@@ -12,8 +12,8 @@ import pytest
 from tritonclient.http import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
-from serving.http_admin import create_admin_app
-from serving.http_server import HttpServer
+from serving.admin.app import create_admin_app
+from serving.web.server import HttpServer
 
 pytestmark = [pytest.mark.timeout(30), pytest.mark.slow]
 

@@ -9,9 +9,9 @@ import re
 import pytest
 
 from registry.errors import InvalidInput
+from serving.admin.app import CALLS, create_admin_app
 from serving.auth import Authenticator, admin_tokens, check_exposure
 from serving.errors import Unauthorized
-from serving.http_admin import CALLS, create_admin_app
 from serving.settings import SCOPES, Settings, Token
 
 

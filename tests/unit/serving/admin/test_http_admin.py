@@ -10,8 +10,8 @@ import re
 import httpx
 import pytest
 
+from serving.admin.app import CALLS
 from serving.fleet import WorkerInfo
-from serving.http_admin import CALLS
 
 pytestmark = pytest.mark.timeout(30)
 MODELS = "/admin/v1/models"
@@ -257,7 +257,7 @@ async def test_upload_of_what_is_there_is_not_written_again(world, client):
 
 async def test_client_that_leaves_during_an_upload_leaves_nothing(world):
     """Half an upload is no object, and no file stays."""
-    from serving.http_admin import create_admin_app
+    from serving.admin.app import create_admin_app
 
     app = create_admin_app(world.control, world.settings)
     digest = digest_of(b"x" * 3_000_000)

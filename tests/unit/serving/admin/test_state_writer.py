@@ -10,7 +10,7 @@ import shutil
 import pytest
 
 from registry.errors import Conflict, StoreFailed, StoreFull
-from serving.operations import Operation
+from serving.control.operations import Operation
 from tests.disk_model import ModelDisk, PowerCut
 
 pytestmark = pytest.mark.timeout(60)

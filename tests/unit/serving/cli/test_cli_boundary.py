@@ -17,7 +17,7 @@ from models.errors import ConversionRefused
 from serving.cli import main, output
 from serving.cli.options import ADMIN_URL_DEFAULT, DATA_URL_DEFAULT
 from serving.cli.output import print_table, size_text
-from serving.client import ADMIN_URL, DATA_URL
+from serving.client.api import ADMIN_URL, DATA_URL
 
 HEAVY = ("onnxruntime", "onnx", "numpy", "sklearn", "lightgbm", "pandas", "httpx", "fastapi")
 

@@ -14,12 +14,12 @@ from typing import Any
 from models.signature import Signature
 from registry.lifecycle import State
 from registry.serving_map import ModelView, ServingMap, Snapshot, VersionView
-from serving.batcher import Batcher, BatchLimits
-from serving.data_plane import DataPlane, ServedVersion
-from serving.http_data import create_data_app
-from serving.http_server import HttpServer
+from serving.data.app import create_data_app
+from serving.data.batcher import Batcher, BatchLimits
+from serving.data.data_plane import DataPlane, ServedVersion
 from serving.metrics.page import MetricsMemory, Region
 from serving.settings import Settings
+from serving.web.server import HttpServer
 from tests.fakes import IDENTITY, FakeServable
 
 DIGEST = "sha256:" + "ab" * 32

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from models.signature import Signature, TensorSpec
-from serving.data_plane import RequestHead
+from serving.data.body import BodyReader
+from serving.data.data_plane import RequestHead
 from serving.errors import PayloadTooLarge, UnsupportedMedia
-from serving.http_body import BodyReader
 from serving.metrics import layout
 from serving.metrics.reading import find_block
 from serving.settings import Settings

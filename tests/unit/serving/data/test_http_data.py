@@ -17,7 +17,7 @@ import pytest
 from models.errors import InputRefused, RunFailed
 from models.signature import Signature, TensorSpec
 from registry.lifecycle import State
-from serving.batcher import BatchLimits
+from serving.data.batcher import BatchLimits
 from serving.settings import Settings
 from tests.fakes import FakeServable
 from tests.unit.serving.data.rig import DIGEST, Plane, Served, small, until
@@ -656,9 +656,9 @@ class TestAccessLog:
         self, client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
     ) -> None:
         """Method, path, status, duration and id, and no body."""
-        caplog.set_level("INFO", "serving.http_common")
+        caplog.set_level("INFO", "serving.web.common")
         await client.get("/v2/models/none", headers={"x-request-id": "r-9"})
-        (record,) = [r for r in caplog.records if r.name == "serving.http_common"]
+        (record,) = [r for r in caplog.records if r.name == "serving.web.common"]
         logged = record.__dict__
         assert (logged["method"], logged["path"], logged["status"], logged["request_id"]) == (
             "GET", "/v2/models/none", 404, "r-9",

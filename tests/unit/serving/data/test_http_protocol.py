@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from serving.errors import HeadersTooLarge
-from serving.http_server import HttpServer
 from serving.settings import Settings
+from serving.web.server import HttpServer
 from tests.unit.serving.data.rig import (
     Connection,
     Response,

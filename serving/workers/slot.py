@@ -7,10 +7,10 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from serving import messages
 from serving.fleet import VersionKey, VersionReport, WorkerInfo
-from serving.wire import Frame, WireError
-from serving.worker_process import WorkerProcess
+from serving.workers import messages
+from serving.workers.wire import Frame, WireError
+from serving.workers.worker_process import WorkerProcess
 
 
 @dataclass(frozen=True, slots=True)

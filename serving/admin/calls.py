@@ -15,7 +15,7 @@ from registry.errors import InvalidInput, MissingObjects, NotFound, OverBudget
 from registry.ident import check_digest, check_version, shown
 from registry.manifest import Json, JsonObject, parse_manifest
 from registry.rollout import parse_split
-from serving.admin_request import (
+from serving.admin.request import (
     actor_of,
     alias_in,
     chunks_in,
@@ -27,13 +27,13 @@ from serving.admin_request import (
     wait_in,
     whole_in,
 )
-from serving.admin_views import AdminViews, route_json
-from serving.control_plane import ControlPlane
+from serving.admin.views import AdminViews, route_json
+from serving.control.control_plane import ControlPlane
+from serving.control.operations import SUCCEEDED, Operation
 from serving.errors import message_of, status_of
-from serving.http_common import json_response
-from serving.http_errors import Headers, retry_headers
-from serving.operations import SUCCEEDED, Operation
 from serving.settings import Settings
+from serving.web.common import json_response
+from serving.web.errors import Headers, retry_headers
 
 UPLOAD_CHUNK_BYTES: Final = 1 << 20
 MAX_EVENTS: Final = 1000

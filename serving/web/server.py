@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import uvicorn
 
-from serving.http_protocol import HttpLimits, RamrackHttpProtocol
 from serving.settings import Settings
-from serving.sockets import BACKLOG, refuse_new_connections, waiting_connections
+from serving.web.protocol import HttpLimits, RamrackHttpProtocol
+from serving.web.sockets import BACKLOG, refuse_new_connections, waiting_connections
 
 # Handshakes that were under way when the kernel began to refuse new ones end within this.
 _HANDSHAKE_S: Final = 0.1

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from serving.wire import Wire
+from serving.workers.wire import Wire
 
 # Safe path (-P): a folder named like one of ours in the working directory must not be imported.
-WORKER_COMMAND: Final = (sys.executable, "-P", "-m", "serving.worker")
-_OUR_ROOT: Final = str(Path(__file__).resolve().parent.parent)
+WORKER_COMMAND: Final = (sys.executable, "-P", "-m", "serving.workers.worker")
+_OUR_ROOT: Final = str(Path(__file__).resolve().parents[2])
 # Read once when the libraries are loaded, so they have to be right before the interpreter starts:
 # the threads of a run are the session's, and pools of BLAS and OpenMP beside them only contend.
 # Two arenas keep the heap of a threaded process from growing by one arena for each thread.

@@ -18,17 +18,17 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from registry.lifecycle import State
-from serving import messages
-from serving.cores import WorkerPlan
-from serving.deaths import MAX_DEATHS, DeathLedger, is_from_outside, oom_kills, suspects
 from serving.fleet import VersionKey, VersionReport, WorkerInfo
-from serving.messages import Hello
 from serving.settings import Settings
-from serving.slot import Slot, Timings
-from serving.sockets import refuse_new_connections, steer
 from serving.target import Target
-from serving.wire import WireError
-from serving.worker_process import WORKER_COMMAND, WorkerProcess, describe_exit
+from serving.web.sockets import refuse_new_connections, steer
+from serving.workers import messages
+from serving.workers.cores import WorkerPlan
+from serving.workers.deaths import MAX_DEATHS, DeathLedger, is_from_outside, oom_kills, suspects
+from serving.workers.messages import Hello
+from serving.workers.slot import Slot, Timings
+from serving.workers.wire import WireError
+from serving.workers.worker_process import WORKER_COMMAND, WorkerProcess, describe_exit
 
 _log = logging.getLogger(__name__)
 WATCH_S: Final = 0.25

@@ -14,8 +14,8 @@ from urllib.parse import quote
 
 import httpx
 
-from serving.client_errors import ClientError
-from serving.client_http import READ_TIMEOUT_S, Document, Http, document_of
+from serving.client.connection import READ_TIMEOUT_S, Document, Http, document_of
+from serving.client.errors import ClientError
 
 DATA_URL: Final = "http://127.0.0.1:8080"
 ADMIN_URL: Final = "http://127.0.0.1:8081"

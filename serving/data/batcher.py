@@ -18,7 +18,7 @@ from typing import Final, Protocol, TypeAlias
 from models.errors import InputRefused, RunFailed, RunTerminated
 from models.servable import Array, Servable
 from registry.errors import NotReady
-from serving.batch_run import GroupKey, RowsMismatch, RunTiming, compute, group_key
+from serving.data.batch_run import GroupKey, RowsMismatch, RunTiming, compute, group_key
 from serving.errors import DeadlineExpired, QueueFull
 
 _log = logging.getLogger(__name__)

@@ -30,8 +30,8 @@ from serving.errors import (
     message_of,
     status_of,
 )
-from serving.http_cycle import AnswerTransport, Cycle, Flow
-from serving.http_errors import JSON_TYPE, REQUEST_ID, error_body, request_id_of
+from serving.web.cycle import AnswerTransport, Cycle, Flow
+from serving.web.errors import JSON_TYPE, REQUEST_ID, error_body, request_id_of
 
 # How long what a client still sends is read and thrown away after the last answer: closing at once
 # would reset the connection, and the client might lose the answer with it.

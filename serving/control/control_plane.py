@@ -22,12 +22,12 @@ from registry.manifest import Manifest
 from registry.rollout import Route, Stamp
 from registry.store import GcReport, Store, VerifyReport, VersionRecord
 from serving.auth import SERVER, Actor
+from serving.control.ledger import Ledger
+from serving.control.operations import Operation, Operations
+from serving.control.state_writer import Note, StateWriter
+from serving.control.version_loads import PLANNED, Inspector, VersionLoads, refuse_restoring
 from serving.fleet import Fleet, WorkerInfo
-from serving.ledger import Ledger
-from serving.operations import Operation, Operations
 from serving.settings import Settings
-from serving.state_writer import Note, StateWriter
-from serving.version_loads import PLANNED, Inspector, VersionLoads, refuse_restoring
 
 _log = logging.getLogger(__name__)
 # A change of route is answered when no worker routes by the old one any more, or after this.

@@ -19,12 +19,13 @@ from registry.errors import InvalidInput, NotFound, NotReady
 from registry.ident import check_model_name, parse_selector, parse_version, shown
 from registry.manifest import JsonObject
 from registry.serving_map import ModelView, VersionView
-from serving import model_views
-from serving.data_docs import DATA_SCHEMAS, PARAMETERS, ROUTES, RouteDoc
-from serving.data_plane import Answer, DataPlane, RequestHead, ServedVersion, version_headers
+from serving.data import views as model_views
+from serving.data.body import BodyReader
+from serving.data.data_plane import Answer, DataPlane, RequestHead, ServedVersion, version_headers
+from serving.data.docs import DATA_SCHEMAS, PARAMETERS, ROUTES, RouteDoc
 from serving.errors import Cancelled, ServingError
-from serving.http_body import BodyReader
-from serving.http_common import (
+from serving.settings import Settings
+from serving.web.common import (
     VERSION,
     RawResponse,
     error_response,
@@ -32,8 +33,7 @@ from serving.http_common import (
     install_errors,
     json_response,
 )
-from serving.openapi import install_openapi, path_parameters
-from serving.settings import Settings
+from serving.web.openapi import install_openapi, path_parameters
 
 EXTENSIONS: Final = (
     "binary_tensor_data",

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import httpx
 
-from serving.client_errors import ClientError, ServerUnreachable
+from serving.client.errors import ClientError, ServerUnreachable
 
 CONNECT_TIMEOUT_S: Final = 5.0
 READ_TIMEOUT_S: Final = 60.0

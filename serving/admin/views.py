@@ -10,8 +10,8 @@ from registry.lifecycle import State
 from registry.manifest import Json, JsonObject
 from registry.rollout import Route
 from registry.store import VersionRecord
-from serving.control_plane import ControlPlane
-from serving.ledger import VersionMemory
+from serving.control.control_plane import ControlPlane
+from serving.control.ledger import VersionMemory
 from serving.settings import Settings
 
 # Triton has no word for a version that failed: its reason says so.

@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from models.errors import ModelsError
 from registry.errors import RegistryError
 from serving.errors import ServingError, message_of, status_of
-from serving.http_errors import (
+from serving.web.errors import (
     JSON_TYPE,
     REQUEST_ID,
     Headers,

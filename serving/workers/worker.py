@@ -1,7 +1,7 @@
 """A worker process: accepts, parses, batches and runs requests of the data plane.
 
-Started as ``python -m serving.worker LISTENER WIRE METRICS`` with three inherited descriptors;
-everything else comes in the first frame of the wire.
+Started as ``python -m serving.workers.worker LISTENER WIRE METRICS`` with three inherited
+descriptors; everything else comes in the first frame of the wire.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ import uvloop
 
 from models.servable import Loader, Servable
 from registry.serving_map import ServingMap
-from serving import messages
-from serving.batcher import Batcher, BatchLimits
-from serving.data_plane import DataPlane, RequestHead, ServedVersion
+from serving.data.app import create_data_app
+from serving.data.batcher import Batcher, BatchLimits
+from serving.data.data_plane import DataPlane, RequestHead, ServedVersion
 from serving.fleet import VersionKey
-from serving.http_data import create_data_app
-from serving.http_server import HttpServer
 from serving.logs import configure_logs
-from serving.messages import Hello, Report
 from serving.metrics.page import MetricsMemory
-from serving.process_memory import proportional_bytes, trim
-from serving.reconciler import Reconciler
 from serving.target import TargetVersion, parse_target
-from serving.wire import Wire, WireError
+from serving.web.server import HttpServer
+from serving.workers import messages
+from serving.workers.messages import Hello, Report
+from serving.workers.process_memory import proportional_bytes, trim
+from serving.workers.reconciler import Reconciler
+from serving.workers.wire import Wire, WireError
 
 _log = logging.getLogger(__name__)
 HEARTBEAT_S: Final = 1.0

@@ -11,7 +11,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from serving.errors import WorkerLost, message_of, status_of
-from serving.http_errors import JSON_TYPE, REQUEST_ID, Headers, error_body, request_id_of
+from serving.web.errors import JSON_TYPE, REQUEST_ID, Headers, error_body, request_id_of
 
 
 class Flow(FlowControl):

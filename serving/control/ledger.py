@@ -8,7 +8,7 @@ from registry import budget
 from registry.budget import Footprint, Plan
 from registry.desired import Key
 from registry.manifest import Manifest
-from serving.state_writer import StateWriter
+from serving.control.state_writer import StateWriter
 
 
 @dataclass(frozen=True, slots=True)

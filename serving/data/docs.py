@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from models.signature import DATATYPES
 from registry.ident import ALIAS_PATTERN, MODEL_PATTERN
-from serving.openapi import Document, errors, json_of, schema_ref
+from serving.web.openapi import Document, errors, json_of, schema_ref
 
 _NUMBER: Final = "[1-9][0-9]{0,15}"
 PARAMETERS: Final = {

@@ -17,9 +17,9 @@ from models.signature import Signature
 from registry.lifecycle import State
 from registry.serving_map import ModelView, ServingMap, Snapshot, VersionView
 from serving.fleet import VersionKey, VersionReport
-from serving.messages import Report
-from serving.process_memory import anonymous_bytes, trim
 from serving.target import Target, TargetVersion
+from serving.workers.messages import Report
+from serving.workers.process_memory import anonymous_bytes, trim
 
 _log = logging.getLogger(__name__)
 # A batcher gets this long to end the runs that outlasted the drain; they are terminated first.

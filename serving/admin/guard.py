@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from registry.ident import shown
 from serving.auth import Authenticator
 from serving.errors import Forbidden, ServingError, Unauthorized
-from serving.http_common import error_response
+from serving.web.common import error_response
 
 HEALTH_PATHS: Final = frozenset({"/v2/health/live", "/v2/health/ready"})
 # Pages that the framework serves, where no route declares a scope.

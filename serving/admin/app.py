@@ -12,14 +12,14 @@ from starlette.convertors import Convertor, register_url_convertor
 
 from registry.ident import ALIAS_PATTERN, MODEL_PATTERN
 from registry.manifest import JsonObject
-from serving import admin_schema as schema
-from serving.admin_calls import AdminCalls
-from serving.admin_guard import AdminGuard
-from serving.admin_request import actor_of, check_query
+from serving.admin import schema
+from serving.admin.calls import AdminCalls
+from serving.admin.guard import AdminGuard
+from serving.admin.request import actor_of, check_query
 from serving.auth import Authenticator
-from serving.control_plane import ControlPlane
-from serving.http_common import install_docs, install_errors
+from serving.control.control_plane import ControlPlane
 from serving.settings import Settings, Token
+from serving.web.common import install_docs, install_errors
 
 MODEL: Final = "/admin/v1/models/{model:name}"
 VERSION: Final = MODEL + "/versions/{version:name}"

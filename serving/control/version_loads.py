@@ -23,11 +23,11 @@ from registry.lifecycle import State
 from registry.manifest import Manifest
 from registry.rollout import Stamp
 from serving.auth import SERVER, Actor
+from serving.control.ledger import Ledger
+from serving.control.operations import Operation
+from serving.control.state_writer import Note, StateWriter
 from serving.errors import DeadlineExpired, ServingError, message_of
 from serving.fleet import VersionReport
-from serving.ledger import Ledger
-from serving.operations import Operation
-from serving.state_writer import Note, StateWriter
 
 # How much longer than the drain itself an unload waits for the workers to say that it is over.
 DRAIN_GRACE_S: Final = 30.0

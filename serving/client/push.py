@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from models.package import ObjectSource, Package
-from serving.client import AdminClient
-from serving.client_errors import ClientError
+from serving.client.api import AdminClient
+from serving.client.errors import ClientError
 
 UPLOADS_AT_ONCE: Final = 4
 T = TypeVar("T")

@@ -21,8 +21,8 @@ from models.signature import Signature
 from registry.errors import InvalidInput, NotReady
 from registry.ident import check_model_name, shown
 from registry.serving_map import Handle, ServingMap, VersionView
-from serving.batcher import Batcher, Result
 from serving.codec import encoding, v1, v2
+from serving.data.batcher import Batcher, Result
 from serving.errors import (
     Cancelled,
     DeadlineExpired,
@@ -35,7 +35,9 @@ from serving.errors import (
     message_of,
     status_of,
 )
-from serving.http_errors import (
+from serving.metrics.page import PlaneCounters, Timing, VersionCounters
+from serving.settings import Settings
+from serving.web.errors import (
     JSON_TYPE,
     REQUEST_ID,
     Headers,
@@ -43,8 +45,6 @@ from serving.http_errors import (
     request_id_of,
     retry_headers,
 )
-from serving.metrics.page import PlaneCounters, Timing, VersionCounters
-from serving.settings import Settings
 
 _log = logging.getLogger(__name__)
 R = TypeVar("R")

@@ -1,0 +1,1 @@
+"""The admin plane: its HTTP calls, their checks and their answers."""

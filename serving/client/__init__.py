@@ -1,0 +1,1 @@
+"""The client of a running server, as the command line uses it."""

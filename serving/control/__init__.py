@@ -1,0 +1,1 @@
+"""The control plane: the one writer of the wanted state, loads, memory, operations."""

@@ -1,0 +1,1 @@
+"""HTTP that both planes share: protocol, server, errors, documentation pages."""

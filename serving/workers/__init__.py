@@ -1,0 +1,1 @@
+"""Worker processes: how they are started, told what to hold, watched and replaced."""
