@@ -27,6 +27,7 @@ WORK = ROOT / ".ramrack" / "demo"
 MIB = 1024**2
 SINGLE_S, BULK_S, SWAP_S = 2.0, 2.0, 2.0
 SWAP_CONNECTIONS = 4
+EMPTY_WORKER_BYTES = 200_000_000
 
 
 @dataclass(slots=True)
@@ -117,6 +118,7 @@ def _run(recommender_mib: int, *, is_once: bool, began: float) -> int:
     with contextlib.ExitStack() as stack:
         with step("start the server"):
             server = stack.enter_context(running(WORK / "store", WORK / "server.log"))
+            _weigh_empty(server, report)
         for exhibit in exhibits:
             with step(f"{exhibit.name}: push, load, compare, measure"):
                 report.rows.append(_show(server, exhibit, report))
@@ -128,6 +130,14 @@ def _run(recommender_mib: int, *, is_once: bool, began: float) -> int:
         if not is_once:
             _stay(server, exhibits[0])
     return 1 if report.problems else 0
+
+
+def _weigh_empty(server: Server, report: Report) -> None:
+    """Note what a worker takes before it holds any model."""
+    largest = max(server.pss_of_each())
+    report.lines.append(f"memory of a worker without a model: {largest / MIB:.0f} MiB (PSS)")
+    if largest > EMPTY_WORKER_BYTES:
+        report.problems.append(f"a worker without a model takes {largest} bytes")
 
 
 def _show(server: Server, exhibit: Exhibit, report: Report) -> Row:

@@ -60,6 +60,8 @@ def train(folder: Path, recommender_mib: int) -> list[Exhibit]:
     subprocess.run(
         [sys.executable, "-m", "models.zoo", folder, "--recommender-mib", str(recommender_mib)],
         cwd=Path(__file__).parent.parent, check=True, timeout=1800,
+        # Ctrl-C reaches the whole foreground group; here it ends the demo, which ends this.
+        start_new_session=True,
     )  # fmt: skip
     index = json.loads((folder / "index.json").read_text())
     return [

@@ -52,7 +52,11 @@ class Server:
 
     def pss_bytes(self) -> int:
         """Return the workers' memory in all, each shared page counted once in total."""
-        return sum(_rollup(pid, "Pss:") for pid in self.worker_pids())
+        return sum(self.pss_of_each())
+
+    def pss_of_each(self) -> list[int]:
+        """Return each worker's memory, a shared page by its share."""
+        return [_rollup(pid, "Pss:") for pid in self.worker_pids()]
 
     def rss_bytes(self) -> int:
         """Return the workers' memory in all, a shared page counted once for each worker."""

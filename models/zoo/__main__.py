@@ -91,10 +91,10 @@ def _build(folder: Path, names: Sequence[str], mib: int) -> JsonObject:
     for name in dict.fromkeys(names):
         target = folder / name
         target.mkdir(parents=True, exist_ok=True)
-        _say(f"{name}: ")
+        _say(f"making {name}\n")
         started = time.monotonic()
         index[name] = builders[name](target.resolve()).to_json()
-        _say(f"{time.monotonic() - started:.1f} s\n")
+        _say(f"{name}: {time.monotonic() - started:.1f} s\n")
     return index
 
 
