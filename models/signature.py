@@ -123,11 +123,15 @@ def _spec(item: object, where: str) -> TensorSpec:
         isinstance(labels, list) and all(type(x) in (str, int) for x in labels)
     ):
         raise InvalidInput(f"{where}.labels: must be a list of strings or integers")
+    shape = _shape(item.get("shape"), f"{where}.shape")
+    columns = _strings(item.get("columns"), f"{where}.columns")
+    if columns is not None:
+        _check_columns(columns, shape, f"{where}.columns")
     return TensorSpec(
         name=name,
         datatype=str(datatype),
-        shape=_shape(item.get("shape"), f"{where}.shape"),
-        columns=_strings(item.get("columns"), f"{where}.columns"),
+        shape=shape,
+        columns=columns,
         labels=tuple(labels) if labels is not None else None,
         categories=_strings(item.get("categories"), f"{where}.categories"),
         missing=_optional_string(item.get("missing"), f"{where}.missing"),
@@ -143,6 +147,17 @@ def _shape(value: object, where: str) -> tuple[int, ...]:
             f"{where}: {len(value)} dimensions, at most {MAX_DIMENSIONS} are allowed"
         )
     return tuple(value)
+
+
+def _check_columns(columns: tuple[str, ...], shape: tuple[int, ...], where: str) -> None:
+    if len(shape) != 2 or shape[1] not in (-1, len(columns)):
+        raise InvalidInput(
+            f"{where}: {len(columns)} names do not fit shape {list(shape)}: "
+            f"a table is [-1, {len(columns)}]"
+        )
+    if len(set(columns)) != len(columns):
+        twice = next(name for name in columns if columns.count(name) > 1)
+        raise InvalidInput(f"{where}: the name {shown(twice)} stands twice")
 
 
 def _strings(value: object, where: str) -> tuple[str, ...] | None:

@@ -65,15 +65,28 @@ class ModelState:
         """The highest READY version."""
         return max((v for v, entry in self.loaded.items() if entry.is_serving), default=None)
 
-    def holders(self, version: int) -> list[str]:
-        """Return what names the version and so keeps it, in words; empty if nothing does."""
+    def holders(self, name: str, version: int) -> list[str]:
+        """Return what keeps a version of model ``name``, and the way out of each; else nothing."""
+        removed = (
+            f"remove the route with DELETE /admin/v1/models/{name}/route or "
+            f"`ramrack route {name} --delete`"
+        )
         names = []
         if self.route is not None and self.route.version == version:
-            names.append("the route sends requests to it")
+            names.append(
+                f"the route sends requests to it: route to another version first, or {removed}"
+            )
         elif self.route is not None and self.route.previous == version:
-            names.append("it is what a rollback of the route goes back to")
-        names += [f"alias {a!r} names it" for a, entry in self.aliases.items()
-                  if entry.version == version]  # fmt: skip
+            names.append(
+                "it is what a rollback of the route goes back to: route to a third version first, "
+                f"or {removed}"
+            )
+        names += [
+            f"alias {alias!r} names it: move it to another version, or remove it with DELETE "
+            f"/admin/v1/models/{name}/aliases/{alias} or `ramrack alias {name} {alias} --delete`"
+            for alias, entry in self.aliases.items()
+            if entry.version == version
+        ]
         return names
 
 
@@ -158,7 +171,7 @@ def unload(state: DesiredState, name: str, version: int) -> DesiredState:
     if version not in model.loaded and version not in model.failed:
         raise Conflict(f"{name}/{version} is not loaded")
     if version in model.loaded:
-        _refuse_held(model, name, version, "unloaded")
+        _refuse_held(name, version, model.holders(name, version), "unloaded")
     model = replace(
         model, loaded=_without(model.loaded, version), failed=_without(model.failed, version)
     )
@@ -168,9 +181,13 @@ def unload(state: DesiredState, name: str, version: int) -> DesiredState:
 def delete(state: DesiredState, name: str, version: int) -> DesiredState:
     """Forget a version that is about to leave the store. Conflict if loaded or named."""
     model = state.model(name)
+    holders = model.holders(name, version)
     if version in model.loaded:
-        raise Conflict(f"{name}/{version} cannot be deleted: it is loaded, unload it first")
-    _refuse_held(model, name, version, "deleted")
+        holders.append(
+            f"it is loaded: unload it first with POST /admin/v1/models/{name}/versions/{version}"
+            f":unload or `ramrack unload {name} {version}`"
+        )
+    _refuse_held(name, version, holders, "deleted")
     return _with(state, name, replace(model, failed=_without(model.failed, version)))
 
 
@@ -218,8 +235,8 @@ def rollback_target(state: DesiredState, name: str, to: int | None) -> int:
     """Return the version that a rollback would go to; it may have to be loaded first."""
     route = state.model(name).route
     if route is None:
-        raise NotFound(f"{name} has no route to roll back")
-    return rollback_version(route, to)
+        raise NotFound(f"{name} has no route to roll back: the next version loaded becomes it")
+    return rollback_version(name, route, to)
 
 
 def delete_route(state: DesiredState, name: str) -> DesiredState:
@@ -264,8 +281,8 @@ def _without(entries: Mapping[int, Any], version: int) -> dict[int, Any]:
     return {key: value for key, value in entries.items() if key != version}
 
 
-def _refuse_held(model: ModelState, name: str, version: int, verb: str) -> None:
-    if holders := model.holders(version):
+def _refuse_held(name: str, version: int, holders: list[str], verb: str) -> None:
+    if holders:
         raise Conflict(f"{name}/{version} cannot be {verb}: {'; '.join(holders)}")
 
 

@@ -16,6 +16,7 @@ MAX_VERSION: Final = 2**53 - 1
 
 _MODEL = re.compile(MODEL_PATTERN)
 _ALIAS = re.compile(ALIAS_PATTERN)
+_NUMBER = re.compile("[1-9][0-9]*")
 _VERSION = re.compile("[1-9][0-9]{0,15}")
 _DIGEST = re.compile("sha256:[0-9a-f]{64}")
 
@@ -47,13 +48,17 @@ def check_alias(value: object) -> str:
 def check_version(value: object) -> int:
     """Return a version given as a JSON number, or raise InvalidInput (``true`` and 1.0 are not)."""
     if type(value) is not int or not 1 <= value <= MAX_VERSION:
-        raise InvalidInput(f"version {shown(value)} is not allowed: use an integer from 1")
+        raise InvalidInput(
+            f"version {shown(value)} is not allowed: use an integer from 1 to {MAX_VERSION}"
+        )
     return value
 
 
 def parse_version(text: str) -> int:
     """Return a version written in a path; ``010`` is refused, for it is not another name of 10."""
     if not _VERSION.fullmatch(text):
+        if _NUMBER.fullmatch(text):
+            raise InvalidInput(f"version {shown(text)} is too large: at most {MAX_VERSION}")
         raise InvalidInput(
             f"version {shown(text)} is not allowed: use a positive integer without leading zeros"
         )

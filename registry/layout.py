@@ -75,7 +75,7 @@ def claim(root: Path, files: Files) -> StoreLock:
     """
     with disk_errors("make the store's folder"):
         root.mkdir(parents=True, exist_ok=True)
-    _check_adoptable(root)
+    check_adoptable(root)
     lock = StoreLock(root)
     try:
         _prepare(root, files)
@@ -108,7 +108,8 @@ def check_format(root: Path) -> None:
         )
 
 
-def _check_adoptable(root: Path) -> None:
+def check_adoptable(root: Path) -> None:
+    """Raise StoreFormat unless the folder is a store or can become one; changes nothing."""
     with disk_errors("read the store's folder"):
         names = {entry.name for entry in root.iterdir()}
         if FORMAT_FILE in names:

@@ -102,22 +102,24 @@ def moved(route: Route | None, version: int, stamp: Stamp, *, is_latest: bool = 
     )
 
 
-def rollback_version(route: Route, to: int | None) -> int:
-    """Return the version that a rollback goes to: ``to``, or the previous one without it.
+def rollback_version(name: str, route: Route, to: int | None) -> int:
+    """Return the version that a rollback of model ``name`` goes to: ``to``, or the previous one.
 
     ``to`` must be a version that the route has been at, as far as the history reaches.
     """
+    way = f"PUT /admin/v1/models/{name}/route or `ramrack route {name} VERSION`"
     if to is None:
         if route.previous is None:
             raise Conflict(
-                f"the route has been at no version but {route.version}: nothing to go back to"
+                f"{name} cannot be rolled back: no version before {route.version} is kept for it: "
+                f"choose one with {way}"
             )
         return route.previous
     been = {change.version for change in route.history} | route.pinned
     if to not in been:
         raise Conflict(
-            f"the route has never been at version {to}, but at {sorted(been)}: "
-            "set the route to go to a new version"
+            f"{name} cannot be rolled back to version {to}: its route has been at "
+            f"{', '.join(map(str, sorted(been)))} only: go to a new one with {way}"
         )
     return to
 

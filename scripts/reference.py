@@ -117,7 +117,8 @@ def cli_page() -> str:
 
 
 def _plain_name(parameter: object) -> str:
-    return str(getattr(parameter, "metavar", None) or getattr(parameter, "name", ""))
+    name = str(getattr(parameter, "metavar", None) or getattr(parameter, "name", ""))
+    return name if getattr(parameter, "required", True) else f"[{name}]"
 
 
 def _option_help(parameter: object) -> str:

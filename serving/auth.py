@@ -1,7 +1,8 @@
-"""Who may do what on the admin plane: tokens, their scopes, and when one is needed.
+"""Who may do what on either plane: tokens, their scopes, and when one is needed.
 
-Without any token a loopback address is open to everyone on the machine. With one, every call
-needs one. Only hashes of tokens are kept; they are compared in constant time.
+Without any token an admin plane on a loopback address is open to everyone on the machine. With
+one, every call needs one. The data plane asks for one only where ``data_auth`` says so. Only
+hashes of tokens are kept; they are compared in constant time.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from registry.errors import InvalidInput
-from serving.errors import Forbidden, Unauthorized
+from serving.errors import ScopeMissing, Unauthorized
 from serving.settings import SCOPES, Settings, Token
 
 TOKEN_VARIABLE: Final = "RAMRACK_ADMIN_TOKEN"  # noqa: S105 - the variable's name
 ENVIRONMENT_TOKEN_NAME: Final = "environment"  # noqa: S105 - the name that events show
 ANYONE: Final = "anyone"
+INFER: Final = "infer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +33,11 @@ class Actor:
     address: str = ""
 
     def require(self, scope: str) -> None:
-        """Raise Forbidden unless the actor has ``scope``."""
+        """Raise ScopeMissing unless the actor has ``scope``."""
         if scope not in self.scopes:
             has = ", ".join(sorted(self.scopes)) or "none"
-            raise Forbidden(f"token {self.name!r} lacks the scope {scope!r}: it has {has}")
+            message = f"token {self.name!r} lacks the scope {scope!r}: it has {has}"
+            raise ScopeMissing(message, scope)
 
 
 # What the server does of itself: restores, quarantines, clean-ups.
@@ -90,8 +93,18 @@ def admin_tokens(settings: Settings, environ: MutableMapping[str, str]) -> tuple
     return (*settings.tokens, Token(ENVIRONMENT_TOKEN_NAME, hash_token(secret.strip()), SCOPES))
 
 
+def data_tokens(settings: Settings, tokens: tuple[Token, ...]) -> tuple[Token, ...]:
+    """Return what the workers have to know of all tokens: nothing where they ask for none."""
+    return tokens if settings.data_auth == "token" else ()
+
+
 def check_exposure(settings: Settings, tokens: tuple[Token, ...]) -> None:
-    """Raise InvalidInput if the admin plane would be open to other machines."""
+    """Raise InvalidInput if a plane would be open to whom it must not, or closed to everyone."""
+    if settings.data_auth == "token" and not any(INFER in token.scopes for token in tokens):
+        raise InvalidInput(
+            f"data_auth is 'token', and no token has the scope {INFER!r}: set {TOKEN_VARIABLE}, "
+            "or add one to [[tokens]]"
+        )
     if not tokens and not is_loopback(settings.admin_host):
         raise InvalidInput(
             f"admin_host {settings.admin_host!r} is not loopback, and no token is set: set "

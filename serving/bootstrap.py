@@ -12,7 +12,7 @@ import ssl
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -21,11 +21,11 @@ import uvloop
 from models.inspect import Limits, inspect_version
 from models.servable import Inspection
 from registry.budget import default_budget_bytes
-from registry.errors import RegistryError
+from registry.errors import RegistryError, StoreFailed
 from registry.manifest import Manifest
 from registry.store import Store
 from serving.admin.app import create_admin_app
-from serving.auth import admin_tokens, check_exposure
+from serving.auth import admin_tokens, check_exposure, data_tokens
 from serving.control.control_plane import ControlPlane
 from serving.errors import ServingError
 from serving.logs import configure_logs
@@ -48,6 +48,10 @@ PLANNED: Final = (RegistryError, ServingError, OSError, ssl.SSLError)
 
 class WorkersCannotStart(ServingError):
     """Every attempt to start a worker failed before it was ready."""
+
+
+class StoreCannotOpen(ServingError):
+    """The folder that the setting ``store`` names is no store and cannot become one."""
 
 
 def run(settings: Settings, worker_command: Sequence[str] = WORKER_COMMAND) -> int:
@@ -112,14 +116,15 @@ async def _serve(settings: Settings, worker_command: Sequence[str]) -> int:
     )  # fmt: skip
     # What is entered last is closed first: workers, control plane, admin plane, store.
     async with contextlib.AsyncExitStack() as stack:
-        store = await asyncio.to_thread(Store.open, settings.store)
+        store = await asyncio.to_thread(_open_store, settings.store)
         stack.callback(store.close)
         sockets = _open_sockets(settings, plan, stack)
         memory = stack.enter_context(MetricsMemory.create(plan.workers))
         objects_dir = store.objects_dir.resolve()
         supervisor = Supervisor(
-            settings, plan=plan, listeners=sockets.data, memory=memory,
-            objects_dir=objects_dir, worker_command=worker_command,
+            replace(settings, tokens=data_tokens(settings, tokens)), plan=plan,
+            listeners=sockets.data, memory=memory, objects_dir=objects_dir,
+            worker_command=worker_command,
         )  # fmt: skip
         is_closing = threading.Event()
         control = ControlPlane(
@@ -148,12 +153,39 @@ async def _serve(settings: Settings, worker_command: Sequence[str]) -> int:
     return 0 if is_orderly else 1
 
 
+def _open_store(root: Path) -> Store:
+    """Open the store, or raise StoreCannotOpen: what is wrong, where, and what to change.
+
+    The path is what the operator gave, and only the operator's terminal shows this message.
+    """
+    where = f"store {str(root)!r}"
+    advice = "give a folder with --store, RAMRACK_STORE or store in the config file"
+    if os.path.lexists(root) and not os.path.isdir(root):  # noqa: PTH112 - Path's raises EACCES
+        raise StoreCannotOpen(f"{where}: it is a file, not a folder: {advice}")
+    try:
+        return Store.open(root)
+    except StoreFailed as error:
+        cause = error.__cause__
+        why = cause.strerror if isinstance(cause, OSError) else None
+        raise StoreCannotOpen(
+            f"{where}: the folder cannot be made or opened: {why or error}: {advice}"
+        ) from error
+    except RegistryError as error:
+        raise StoreCannotOpen(f"{where}: {error}") from error
+
+
 def _open_sockets(
     settings: Settings, plan: WorkerPlan, stack: contextlib.AsyncExitStack
 ) -> _Sockets:
-    data = open_listeners(settings.host, settings.port, plan.workers, "data plane")
+    data = open_listeners(
+        settings.host, settings.port, plan.workers, "data plane",
+        advice="stop it, or take another --port (0: any free one)",
+    )  # fmt: skip
     stack.callback(close_all, data)
-    admin = open_listeners(settings.admin_host, settings.admin_port, 1, "admin plane")
+    admin = open_listeners(
+        settings.admin_host, settings.admin_port, 1, "admin plane",
+        advice="stop it, or take another --admin-port (0: any free one)",
+    )  # fmt: skip
     stack.callback(close_all, admin)
     return _Sockets(data, admin[0])
 

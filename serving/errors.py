@@ -39,6 +39,14 @@ class Forbidden(ServingError):
     """A known token without the scope that the call needs, or a foreign Host header."""
 
 
+class ScopeMissing(Forbidden):
+    """A known token without ``scope``, which the call needs."""
+
+    def __init__(self, message: str, scope: str) -> None:
+        super().__init__(message)
+        self.scope = scope
+
+
 class MethodNotAllowed(ServingError):
     """The path exists, but not with this verb."""
 

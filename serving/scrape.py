@@ -45,7 +45,7 @@ def _facts(control: ControlPlane, supervisor: Supervisor) -> Facts:
             key = (model, version)
             state, _ = control.writer.status(key)
             memory = held.get(key)
-            private_bytes = memory.private_bytes_per_worker if memory else 0
+            private_bytes = (memory.private_bytes_per_worker or 0) if memory else 0
             versions.append(
                 VersionFacts(
                     model=model,

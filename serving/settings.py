@@ -44,7 +44,7 @@ def _setting(default: Any, doc: str, *, low: float | None = None, high: float | 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """An admin token: its name, the SHA-256 of its text, and what it may do."""
+    """A token: its name, the SHA-256 of its text, and what it may do."""
 
     name: str
     sha256: str
@@ -135,10 +135,16 @@ class Settings:
     access_log: str = _setting(
         "off", "Log every request of the data plane, or none.", choices=("off", "all")
     )
+    data_auth: str = _setting(
+        "off",
+        "Who may use the data plane. off: everyone who reaches it; token: who sends a token with "
+        "scope infer.",
+        choices=("off", "token"),
+    )
     tls_cert: str = _setting("", "PEM file of the certificate for both planes. Empty: no TLS.")
     tls_key: str = _setting("", "PEM file of the certificate's key.")
     tokens: tuple[Token, ...] = _setting(
-        (), "Admin tokens, as [[tokens]] with name, sha256 and scopes.", toml_only=True
+        (), "Tokens of both planes, as [[tokens]] with name, sha256 and scopes.", toml_only=True
     )
 
 
@@ -242,7 +248,8 @@ def _number(spec: dataclasses.Field[Any], value: object, where: str) -> float:
     except InvalidInput as error:
         raise InvalidInput(f"{where}: {error}") from error
     except (ValueError, OverflowError) as error:
-        raise InvalidInput(f"{where}: {shown(value)} is not a number") from error
+        what = "whole number" if kind is int else "number"
+        raise InvalidInput(f"{where}: {shown(value)} is not a {what}") from error
     low, high = spec.metadata["low"], spec.metadata["high"]
     if high is None:
         high = MAX_SIZE if kind is int else MAX_SECONDS

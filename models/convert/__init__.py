@@ -9,11 +9,12 @@ import hashlib
 import importlib.util
 import io
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from models.convert.detect import FORMATS, describes_pickle, detect_format
+from models.convert.detect import FORMATS, detect_format
 from models.convert.sample import Sample, read_sample
 from models.errors import ConversionRefused
 from models.package import CHUNK_BYTES, Package
@@ -23,7 +24,7 @@ from registry.manifest import JsonObject
 if TYPE_CHECKING:
     from models.convert.graph import Conversion
 
-__all__ = ["FORMATS", "ConvertOptions", "convert", "describes_pickle", "detect_format"]
+__all__ = ["FORMATS", "ConvertOptions", "convert", "detect_format"]
 
 DEFAULT_TOLERANCE: Final = 1e-5
 _MAX_TEXT_BYTES: Final = 2**31 - 1
@@ -31,6 +32,7 @@ _MAX_TEXT_BYTES: Final = 2**31 - 1
 _HARMLESS_SUFFIXES: Final = frozenset(
     {".csv", ".json", ".npy", ".npz", ".onnx", ".parquet", ".pb", ".txt"}
 )
+_SKLEARN: Final = ("sklearn", "imblearn")
 _EXTRAS: Final = {
     "lightgbm": ("lightgbm", "lightgbm"),
     "sklearn": ("sklearn", "sklearn"),
@@ -52,11 +54,17 @@ class ConvertOptions:
     meta: JsonObject = field(default_factory=dict)
 
 
-def convert(name: str, path: Path, options: ConvertOptions | None = None) -> Package:
+def convert(
+    name: str,
+    path: Path,
+    options: ConvertOptions | None = None,
+    *,
+    before_pickle: Callable[[], None] | None = None,
+) -> Package:
     """Return what a push of this file sends, with the parity of a conversion proven and recorded.
 
-    A pickle is opened, which runs code that it brings along: ask ``describes_pickle`` first, and
-    never call this in a server. Raises ConversionRefused; nothing is written anywhere.
+    A pickle is opened, which runs code that it brings along: ``before_pickle`` is called just
+    before that. Never call this in a server. Raises ConversionRefused; nothing is written anywhere.
     """
     from models.convert.onnx_file import About, package_onnx
 
@@ -70,7 +78,11 @@ def convert(name: str, path: Path, options: ConvertOptions | None = None) -> Pac
     if found == "lightgbm":
         conversion = _convert_text(path, sample, options.tolerance)
     else:
-        conversion = _convert_pickle(path, sample, options.tolerance)
+        _need("sklearn")
+        if before_pickle is not None:
+            before_pickle()
+        model = _unpickle(path)
+        conversion = _convert_object(path, model, options.format, sample, options.tolerance)
     about = About(
         signature=conversion.signature,
         parity=_record(conversion, sample),
@@ -123,22 +135,28 @@ def _convert_text(path: Path, sample: Sample | None, tolerance: float) -> Conver
     return convert_text(text, sample, tolerance)
 
 
-def _convert_pickle(path: Path, sample: Sample | None, tolerance: float) -> Conversion:
-    _need("sklearn")
-    model = _unpickle(path)
+def _convert_object(
+    path: Path, model: Any, wanted: str, sample: Sample | None, tolerance: float
+) -> Conversion:
     module = type(model).__module__.partition(".")[0]
+    kind = f"{type(model).__module__}.{type(model).__qualname__}"
+    families = {"lightgbm": ("lightgbm",), "sklearn": _SKLEARN}
+    others = {"lightgbm", *_SKLEARN} - set(families.get(wanted, ("lightgbm", *_SKLEARN)))
+    if module in others:
+        raise ConversionRefused(
+            f"{shown(path.name)} holds a {shown(kind)}, which is not {wanted}: use --format auto"
+        )
     if module == "lightgbm":
         _need("lightgbm")
         from models.convert.lightgbm import convert_object
 
         return convert_object(model, sample, tolerance)
-    if module in ("sklearn", "imblearn"):
+    if module in _SKLEARN:
         _need("skl2onnx")
         _need("pandas")
         from models.convert.sklearn import convert_estimator
 
         return convert_estimator(model, sample, tolerance)
-    kind = f"{type(model).__module__}.{type(model).__qualname__}"
     raise ConversionRefused(
         f"{shown(path.name)} holds a {shown(kind)}: only LightGBM and scikit-learn models can be "
         "pushed from a pickle"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import zlib
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
@@ -12,7 +13,15 @@ from registry.ident import shown
 Format: TypeAlias = Literal["onnx", "lightgbm", "pickle"]
 FORMATS: Final = ("auto", "onnx", "lightgbm", "sklearn")
 
+# What a refusal says can be pushed instead.
+PUSHABLE: Final = (
+    "push ONNX, a LightGBM text model, or a pickle or joblib file of a LightGBM or scikit-learn "
+    "model"
+)
 _HEAD_BYTES: Final = 4096
+_TEXT_CONTROLS: Final = frozenset("\t\n\r\f")
+# Text that stands where a model should be; its reader says what went wrong.
+_FAILED_DOWNLOADS: Final = (b"version https://git-lfs", b"<")
 _LIGHTGBM_HEAD: Final = (b"tree\n", b"tree\r\n")
 _NOT_YET: Final = (
     (b"CBM1", "a CatBoost model"),
@@ -61,19 +70,11 @@ def detect_format(path: Path) -> Format:
         raise ConversionRefused(_not_supported(path, kind))
     if path.suffix.lower() in _NOT_YET_SUFFIXES:
         raise ConversionRefused(_not_supported(path, _NOT_YET_SUFFIXES[path.suffix.lower()]))
+    if _is_text(head) and not head.startswith(_FAILED_DOWNLOADS):
+        kind = "a CSV table" if path.suffix.lower() == ".csv" else "a text file"
+        raise ConversionRefused(f"{shown(path.name)} is {kind}, not a model: {PUSHABLE}")
     # Protobuf has no mark of its own; what is not ONNX is refused by its reader, with the reason.
     return "onnx"
-
-
-def describes_pickle(path: Path) -> bool:
-    """Return whether pushing this file unpickles it, which runs code that the file brings along.
-
-    For the notice before a push. Only the start of the file is read; nothing in it is run.
-    """
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return is_pickle_head(file.read(_HEAD_BYTES))
 
 
 def is_pickle_head(head: bytes) -> bool:
@@ -99,10 +100,17 @@ def _is_plain_pickle(head: bytes) -> bool:
 
 
 def _not_supported(path: Path, kind: str) -> str:
-    return (
-        f"{shown(path.name)} is {kind}, which is not supported yet: push ONNX, a LightGBM text "
-        "model, or a pickle or joblib file of a LightGBM or scikit-learn model"
-    )
+    return f"{shown(path.name)} is {kind}, which is not supported yet: {PUSHABLE}"
+
+
+def _is_text(head: bytes) -> bool:
+    """Say whether the start of a file is UTF-8 text. ONNX is not: its first byte is a control."""
+    try:
+        # A character that the end of the head cuts in two is no reason against it.
+        text = codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return False
+    return all(character >= " " or character in _TEXT_CONTROLS for character in text)
 
 
 def _directory(path: Path) -> str:
@@ -111,5 +119,5 @@ def _directory(path: Path) -> str:
     elif (path / "saved_model.pb").is_file():
         kind = "a TensorFlow SavedModel"
     else:
-        return f"{shown(path.name)} is a directory: push a model file"
+        return f"{shown(path.name)} is a folder, not a file: {PUSHABLE}"
     return _not_supported(path, kind)

@@ -11,6 +11,7 @@ from typing import Final
 import onnx
 from google.protobuf.message import DecodeError
 
+from models.convert.detect import PUSHABLE
 from models.convert.split import split_model
 from models.errors import ConversionRefused
 from models.graph_check import check_structure
@@ -104,7 +105,7 @@ def read_onnx(path: Path) -> onnx.ModelProto:
         model.ParseFromString(data)
     except DecodeError:
         raise ConversionRefused(
-            f"{shown(path.name)} is not an ONNX model, or it is damaged or truncated"
+            f"{shown(path.name)} is not an ONNX model, or it is damaged or truncated: {PUSHABLE}"
         ) from None
     return model
 

@@ -33,7 +33,7 @@ from serving.control.operations import SUCCEEDED, Operation
 from serving.errors import message_of, status_of
 from serving.settings import Settings
 from serving.web.common import json_response
-from serving.web.errors import Headers, retry_headers
+from serving.web.errors import Headers, error_headers
 
 UPLOAD_CHUNK_BYTES: Final = 1 << 20
 MAX_EVENTS: Final = 1000
@@ -348,7 +348,7 @@ def _failure(operation: Operation, error: Exception) -> Response:
     document: JsonObject = {"error": message_of(error), "operation": operation.to_json()}
     if isinstance(error, OverBudget):
         document["plan"] = dict(error.plan)  # type: ignore[arg-type]
-    return json_response(document, status_of(error), retry_headers(error))
+    return json_response(document, status_of(error), error_headers(error))
 
 
 async def _ended(operation: Operation) -> None:

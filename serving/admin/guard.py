@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from registry.ident import shown
 from serving.auth import Authenticator
-from serving.errors import Forbidden, ServingError, Unauthorized
+from serving.errors import Forbidden, ServingError
 from serving.web.common import error_response
 
 HEALTH_PATHS: Final = frozenset({"/v2/health/live", "/v2/health/ready"})
@@ -40,10 +40,7 @@ class AdminGuard:
         try:
             self._admit(scope)
         except ServingError as error:
-            challenge = (
-                [(b"www-authenticate", b"Bearer")] if isinstance(error, Unauthorized) else []
-            )
-            await error_response(error, challenge)(scope, receive, send)
+            await error_response(error)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 

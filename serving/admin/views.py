@@ -88,7 +88,7 @@ class AdminViews:
             "aliases": aliases,
             "traffic": _traffic(model, record.version),
             "is_previous": model.route is not None and model.route.previous == record.version,
-            "memory": _memory_json(memory.get(key) or _at_rest(record)),
+            "memory": _memory_json(memory.get(key) or self._control.ledger.at_rest(record)),
             "load_s": self._control.loads.load_s.get(key),
             "batching": None if inspection is None else {
                 "allowed": inspection.is_batchable, "reason": inspection.batch_reason,
@@ -181,10 +181,6 @@ def route_json(name: str, route: Route) -> JsonObject:
 
 def _traffic(model: ModelState, version: int) -> int:
     return 100 if model.route is not None and model.route.version == version else 0
-
-
-def _at_rest(record: VersionRecord) -> VersionMemory:
-    return VersionMemory(record.disk_bytes, record.manifest.weight_bytes, 0, 0, 0)
 
 
 def _memory_json(memory: VersionMemory) -> JsonObject:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from importlib import metadata
+from typing import Annotated, Any
 
 import typer
 
@@ -15,6 +16,27 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"ramrack {metadata.version('ramrack')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    *,
+    is_version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_show_version, help="Print the version and end."
+        ),
+    ] = False,
+) -> None:
+    """Serve many versions of machine-learning models from RAM, on CPUs."""
+
+
 app.command("serve")(serve.serve)
 app.command("push")(push.push)
 app.command("ls")(listing.ls)

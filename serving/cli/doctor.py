@@ -14,9 +14,11 @@ from typing import Annotated, Final
 
 import typer
 
+from registry.errors import RegistryError
+from registry.layout import check_adoptable
 from serving.cli.options import ADMIN_URL_DEFAULT, AdminUrl, AsJson, admin_client
-from serving.cli.output import print_json, print_table, size_text
-from serving.client.errors import ClientError
+from serving.cli.output import count_text, print_json, print_table, size_text
+from serving.client.errors import ClientError, ServerUnreachable
 from serving.machine import Machine, read_machine
 from serving.workers.cores import plan_workers
 
@@ -86,7 +88,7 @@ def _cores(machine: Machine) -> Iterator[Finding]:
         advice = "less than one core: answers will stall; give the container at least 1 CPU"
     yield Finding("cores", f"{machine.cores} by affinity, {quota}", advice)
     plan = plan_workers(sorted(os.sched_getaffinity(0)), machine.usable_cores)
-    yield Finding("threads", f"{plan.workers} workers with {plan.threads} each")
+    yield Finding("threads", f"{count_text(plan.workers, 'worker')} with {plan.threads} each")
     is_set = os.environ.get("OMP_NUM_THREADS", "")
     if is_set:
         yield Finding("OMP_NUM_THREADS", is_set, "unset it: each worker sets its own")
@@ -134,22 +136,44 @@ def _disk(store: Path) -> Finding:
     usage = shutil.disk_usage(folder)
     what = f"disk under {store}"
     value = f"{size_text(usage.free)} free of {size_text(usage.total)}"
-    if not os.access(folder, os.W_OK):
-        return Finding(what, value, "not writable: choose another --store", is_fault=True)
+    if fault := _store_fault(store.absolute(), folder):
+        return Finding(what, value, f"{fault}: choose another --store", is_fault=True)
     is_low = usage.free < usage.total * _LOW_DISK_SHARE and usage.free < 50 * GIB
     return Finding(what, value, "little is left: ramrack rm old versions, then ramrack gc"
                    if is_low else "")  # fmt: skip
 
 
+def _store_fault(store: Path, present: Path) -> str:
+    """Return why ``ramrack serve`` would refuse the store; ``present`` is what of it exists."""
+    if os.path.lexists(store) and not store.is_dir():
+        return "it is a file, not a folder"
+    if not present.is_dir():
+        return f"it cannot be made: {present.name} is a file, not a folder"
+    if not os.access(present, os.W_OK | os.X_OK):
+        return "it is not writable" if store.exists() else f"it cannot be made in {present}"
+    if store.exists():
+        try:
+            check_adoptable(store)
+        except RegistryError as error:
+            return str(error)
+    return ""
+
+
 def _server(admin_url: str) -> Finding:
     try:
         with admin_client(admin_url) as client:
-            workers = client.workers()
-    except ClientError as error:
+            client.check_live()
+            try:
+                workers = client.workers()
+            except ClientError as error:
+                return Finding("server", f"up at {admin_url}, but tells us nothing", str(error))
+    except ServerUnreachable as error:
         return Finding("server", f"none at {admin_url}", str(error))
+    except ClientError as error:
+        return Finding("server", f"something answers at {admin_url}", str(error))
     ill = [worker for worker in workers if worker.get("reason")]
     advice = "; ".join(f"worker {worker['slot']}: {worker['reason']}" for worker in ill)
-    return Finding("server", f"{len(workers)} workers at {admin_url}", advice)
+    return Finding("server", f"{count_text(len(workers), 'worker')} at {admin_url}", advice)
 
 
 def _meminfo(name: str) -> int:

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from serving.cli.options import (
     ADMIN_URL_DEFAULT,
     AdminUrl,
     AsJson,
     Name,
     Reason,
+    Timeout,
     Version,
     admin_client,
 )
 from serving.cli.output import bar, operation_progress, print_json, print_table, size_text
-
-Timeout = Annotated[
-    float | None,
-    typer.Option("--timeout", min=0, help="Seconds to wait; the server goes on without us."),
-]
 
 
 def load(
@@ -82,10 +74,15 @@ def plan(
     if as_json:
         print_json(answer)
         return
+    is_estimated = answer.get("is_estimated", False)
+    private = size_text(answer.get("private_bytes_per_worker"))
     rows = [
-        ("needs", size_text(answer["needs_bytes"])),
+        ("needs", ("at least " if is_estimated else "") + size_text(answer["needs_bytes"])),
         ("of it shared weights that are not here yet", size_text(answer.get("new_bytes"))),
-        ("of it private, each worker", size_text(answer.get("private_bytes_per_worker"))),
+        (
+            "of it private, each worker",
+            "not known before the first load" if is_estimated else private,
+        ),
         ("free", size_text(answer["free_bytes"])),
         ("fits", "yes" if answer["fits"] else "no"),
     ]

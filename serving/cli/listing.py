@@ -16,6 +16,7 @@ from serving.cli.options import (
     data_client,
 )
 from serving.cli.output import note, print_json, print_table, size_text
+from serving.cli.values import model_name
 from serving.client.errors import ClientError
 
 _LS_COLUMNS = ("model", "version", "state", "aliases", "traffic", "size", "published", "reason")
@@ -26,14 +27,17 @@ _PS_COLUMNS = (
 
 
 def ls(
-    name: Annotated[str, typer.Argument(metavar="[NAME]", help="Only this model.")] = "",
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="Only this model.", parser=model_name),
+    ] = None,
     *,
     as_json: AsJson = False,
     admin_url: AdminUrl = ADMIN_URL_DEFAULT,
 ) -> None:
     """List every version that the server has."""
     with admin_client(admin_url) as client:
-        models = [client.model(name)] if name else client.models()
+        models = client.models() if name is None else [client.model(name)]
     if as_json:
         print_json({"models": models})
         return

@@ -1,4 +1,7 @@
-"""Options that several commands share, and the clients made from them."""
+"""Options that several commands share, and the clients made from them.
+
+Everything is checked while the command line is read, so that wrong usage costs no request.
+"""
 
 from __future__ import annotations
 
@@ -7,33 +10,29 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from registry.errors import InvalidInput
-from registry.ident import check_model_name, parse_version
+from serving.cli.interrupt import INTERRUPT
+from serving.cli.values import model_name, real, server_url, token_text, version_number
 
 if TYPE_CHECKING:
     from serving.client.api import AdminClient, DataClient
 
-
-def _model_name(text: str) -> str:
-    try:
-        return check_model_name(text)
-    except InvalidInput as error:
-        raise typer.BadParameter(str(error)) from error
-
-
-def version_number(text: str) -> int:
-    """Return a version number from the command line, or refuse it as wrong usage."""
-    try:
-        return parse_version(text)
-    except InvalidInput as error:
-        raise typer.BadParameter(str(error)) from error
-
+# A week, which is what settings in seconds may be at most as well.
+MAX_TIMEOUT_S = 604_800
 
 Name: TypeAlias = Annotated[
-    str, typer.Argument(metavar="NAME", help="Name of the model.", parser=_model_name)
+    str, typer.Argument(metavar="NAME", help="Name of the model.", parser=model_name)
 ]
 Version: TypeAlias = Annotated[
     int, typer.Argument(metavar="VERSION", help="Number of the version.", parser=version_number)
+]
+Timeout: TypeAlias = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout",
+        metavar="SECONDS",
+        help="How long to wait; the server goes on without us.",
+        parser=real(0, MAX_TIMEOUT_S),
+    ),
 ]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 Reason: TypeAlias = Annotated[
@@ -42,12 +41,22 @@ Reason: TypeAlias = Annotated[
 AdminUrl: TypeAlias = Annotated[
     str,
     typer.Option(
-        "--admin-url", metavar="URL", envvar="RAMRACK_ADMIN_URL", help="The server's admin plane."
+        "--admin-url",
+        metavar="URL",
+        envvar="RAMRACK_ADMIN_URL",
+        help="The server's admin plane.",
+        parser=server_url,
     ),
 ]
 DataUrl: TypeAlias = Annotated[
     str,
-    typer.Option("--url", metavar="URL", envvar="RAMRACK_URL", help="The server's data plane."),
+    typer.Option(
+        "--url",
+        metavar="URL",
+        envvar="RAMRACK_URL",
+        help="The server's data plane.",
+        parser=server_url,
+    ),
 ]
 # Same as serving.client.api's, which would cost an HTTP library at every start.
 ADMIN_URL_DEFAULT = "http://127.0.0.1:8081"
@@ -56,13 +65,15 @@ DATA_URL_DEFAULT = "http://127.0.0.1:8080"
 
 def admin_client(url: str) -> AdminClient:
     """Return a client of the admin plane; the token is never on a command line."""
+    token = token_text("RAMRACK_ADMIN_TOKEN", os.environ)
     from serving.client.api import AdminClient
 
-    return AdminClient.connect(url, os.environ.get("RAMRACK_ADMIN_TOKEN", ""))
+    return AdminClient.connect(url, token, before_request=INTERRUPT.check)
 
 
 def data_client(url: str) -> DataClient:
     """Return a client of the data plane."""
+    token = token_text("RAMRACK_TOKEN", os.environ)
     from serving.client.api import DataClient
 
-    return DataClient.connect(url, os.environ.get("RAMRACK_TOKEN", ""))
+    return DataClient.connect(url, token, before_request=INTERRUPT.check)

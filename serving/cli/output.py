@@ -69,6 +69,11 @@ def size_text(size_bytes: int | None) -> str:
     return f"{size_bytes} B" if unit == 0 else f"{size:.1f} {_UNITS[unit]}"
 
 
+def count_text(count: object, noun: str) -> str:
+    """Return ``1 row`` or ``2 rows``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 class Bar:
     """A progress bar on a terminal that appears only once QUIET_S have passed."""
 

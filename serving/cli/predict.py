@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from registry.ident import shown
 from serving.cli.options import DATA_URL_DEFAULT, AsJson, DataUrl, Name, data_client
-from serving.cli.output import bar, note, print_json, print_table
-from serving.cli.rows import InputFile, read_input
+from serving.cli.output import bar, count_text, note, print_json, print_table
+from serving.cli.rows import STDIN, InputFile, read_input, shown_name
+from serving.cli.values import selector
 
 if TYPE_CHECKING:
     from serving.client.api import DataClient
 
 ROWS_A_REQUEST: Final = 500
+
+
+def _input_file(text: str) -> Path:
+    path = Path(text)
+    if path != STDIN and not path.is_file():
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise typer.BadParameter(f"{shown(text)} {what}: give a file, or - for standard input")
+    return path
 
 
 def predict(
@@ -24,44 +34,55 @@ def predict(
     input_path: Annotated[
         Path,
         typer.Option(
-            "--input", "-i", metavar="FILE", exists=True, dir_okay=False,
-            help="JSON (a V1 or V2 body, or a list of rows), CSV or Parquet.",
+            "--input", "-i", metavar="FILE", parser=_input_file,
+            help="JSON (a V1 or V2 body, or a list of rows), CSV or Parquet; -: standard input.",
         ),
     ],
     version: Annotated[
-        str,
+        str | None,
         typer.Option(
-            "--version", metavar="VERSION", help="Number or alias; without it the route decides."
+            "--version", metavar="VERSION", help="Number or alias; without it the route decides.",
+            parser=selector,
         ),
-    ] = "",
+    ] = None,
     as_json: AsJson = False,
     url: DataUrl = DATA_URL_DEFAULT,
 ) -> None:  # fmt: skip
     """Predict the rows of a file and print the answers."""
+    chosen = version or ""
     with data_client(url) as client:
-        source = read_input(input_path, lambda: client.metadata(name, version)["inputs"])
+        source = read_input(input_path, lambda: client.metadata(name, chosen)["inputs"])
         if source.body is not None:
-            _whole(client, name, version, source.body, as_json=as_json)
+            _whole(client, name, chosen, source.body, as_json=as_json)
             return
-        predictions: list[Any] = []
-        answered: set[str] = set()
-        with bar("predicting") as shown:
-            for rows in _pieces(source):
-                response = client.predict(name, version, {"instances": rows})
-                predictions += response.json()["predictions"]
-                answered.add(response.headers.get("x-ramrack-version", "?"))
-                shown.update(len(predictions), len(source.rows))
+        if not source.rows:
+            # Nothing is asked of the model, so that it exists must be asked here.
+            client.metadata(name, chosen)
+        predictions, answered = _predictions(client, name, chosen, source)
     if as_json:
         print_json({"predictions": predictions, "model_versions": sorted(answered)})
         return
-    columns, table = as_table(predictions)
-    print_table(columns, table)
-    note(f"{len(predictions)} rows by {name}, version {', '.join(sorted(answered)) or '-'}")
+    if not predictions:
+        note(f"{shown_name(input_path)} has no rows: there is nothing to predict")
+        return
+    print_table(*as_table(predictions))
+    _print_count(len(predictions), name, answered)
 
 
-def _pieces(source: InputFile) -> Iterator[list[Any]]:
-    for start in range(0, len(source.rows), ROWS_A_REQUEST):
-        yield source.rows[start : start + ROWS_A_REQUEST]
+def _predictions(
+    client: DataClient, name: str, version: str, source: InputFile
+) -> tuple[list[Any], set[str]]:
+    """Return the answers in the order of the rows, and the versions that gave them."""
+    predictions: list[Any] = []
+    answered: set[str] = set()
+    with bar("predicting") as shown_bar:
+        for start in range(0, len(source.rows), ROWS_A_REQUEST):
+            rows = source.rows[start : start + ROWS_A_REQUEST]
+            response = client.predict(name, version, {"instances": rows})
+            predictions += response.json()["predictions"]
+            answered.add(response.headers.get("x-ramrack-version", "?"))
+            shown_bar.update(len(predictions), len(source.rows))
+    return predictions, answered
 
 
 def _whole(
@@ -74,10 +95,37 @@ def _whole(
     response = (client.infer if is_v2 else client.predict)(name, version, body)
     answer = response.json()
     predictions = answer.get("predictions")
-    if as_json or not isinstance(predictions, list):
+    if as_json:
         print_json(answer)
         return
-    print_table(*as_table(predictions))
+    if isinstance(predictions, list):
+        print_table(*as_table(predictions))
+    else:
+        print_json(answer)
+    _print_count(rows_of(answer), name, {response.headers.get("x-ramrack-version", "?")})
+
+
+def _print_count(rows: int | None, name: str, versions: set[str]) -> None:
+    count = "answered" if rows is None else count_text(rows, "row")
+    note(f"{count} by {name}, version {', '.join(sorted(versions))}")
+
+
+def rows_of(answer: Mapping[str, Any]) -> int | None:
+    """Return how many rows an answer of any form has; None where its form does not say."""
+    predictions = answer.get("predictions")
+    if isinstance(predictions, list):
+        return len(predictions)
+    outputs = answer.get("outputs")
+    # V1 by column: one list, or an object of them. V2: a list of tensors with shapes.
+    if isinstance(outputs, dict):
+        outputs = next(iter(outputs.values()), None)
+    if not isinstance(outputs, list):
+        return None
+    first = outputs[0] if outputs else None
+    if isinstance(first, dict) and "datatype" in first:
+        shape = first.get("shape")
+        return shape[0] if isinstance(shape, list) and shape else None
+    return len(outputs)
 
 
 def as_table(predictions: Sequence[Any]) -> tuple[list[str], list[list[object]]]:

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from registry.errors import InvalidInput
-from registry.ident import check_alias
+from registry.ident import shown
+from serving.cli.interrupt import INTERRUPT
 from serving.cli.options import ADMIN_URL_DEFAULT, AdminUrl, AsJson, Name, Reason, admin_client
-from serving.cli.output import bar, note, operation_progress, print_json, size_text, working
+from serving.cli.output import (
+    bar,
+    count_text,
+    note,
+    operation_progress,
+    print_json,
+    size_text,
+    working,
+)
+from serving.cli.values import alias_name, real
 
 if TYPE_CHECKING:
     from models.package import Package
@@ -21,24 +31,47 @@ if TYPE_CHECKING:
     from serving.client.push import PushResult
 
 
+def _format_name(text: str) -> str:
+    from models.convert.detect import FORMATS
+
+    if text not in FORMATS:
+        raise typer.BadParameter(f"{shown(text)} is not one of {', '.join(FORMATS)}")
+    return text
+
+
+@dataclass(slots=True)
+class _Stage:
+    """What Ctrl-C would leave behind now."""
+
+    done: str = "nothing was pushed"
+
+
 def push(
     name: Name,
     path: Annotated[
-        Path, typer.Argument(metavar="PATH", exists=True, help="File or folder of the model.")
+        Path, typer.Argument(metavar="FILE", exists=True, help="The model, as one file.")
     ],
     *,
     format_name: Annotated[
-        str, typer.Option("--format", metavar="FORMAT", help="auto, onnx, lightgbm or sklearn.")
+        str,
+        typer.Option(
+            "--format", metavar="FORMAT", help="auto, onnx, lightgbm or sklearn.",
+            parser=_format_name,
+        ),
     ] = "auto",
     sample: Annotated[
         Path | None,
         typer.Option(
-            "--sample", metavar="FILE", exists=True,
-            help="Rows to compare with the native library: CSV, Parquet or .npy.",
+            "--sample", metavar="FILE", exists=True, dir_okay=False,
+            help="Rows to compare with the native library: CSV, JSON, Parquet or .npy.",
         ),
     ] = None,
     tolerance: Annotated[
-        float, typer.Option("--tolerance", min=0, help="Largest relative difference allowed.")
+        float,
+        typer.Option(
+            "--tolerance", metavar="NUMBER", help="Largest relative difference allowed, 0 to 1.",
+            parser=real(0, 1),
+        ),
     ] = 1e-5,
     meta: Annotated[
         list[str] | None,
@@ -46,8 +79,12 @@ def push(
     ] = None,
     is_loaded: Annotated[bool, typer.Option("--load", help="Load the version as well.")] = False,
     alias: Annotated[
-        str, typer.Option("--alias", metavar="ALIAS", help="Let this name it (loads it first).")
-    ] = "",
+        str | None,
+        typer.Option(
+            "--alias", metavar="ALIAS", help="Let this name it (loads it first).",
+            parser=alias_name,
+        ),
+    ] = None,
     is_promoted: Annotated[
         bool, typer.Option("--promote", help="Send all traffic to it (loads it first).")
     ] = False,
@@ -57,15 +94,13 @@ def push(
 ) -> None:  # fmt: skip
     """Convert a model, check it against its own library, and send it to the server."""
     metadata = _metadata(meta or ())
-    _check_format(format_name)
-    if alias:
-        _check_alias(alias)
-    with admin_client(admin_url) as client:
-        # Before a conversion of minutes, and with a clear reason if nobody is there.
-        client.check_live()
+    _check_file(path)
+    stage = _Stage()
+    with INTERRUPT.told(lambda: f"stopped, {stage.done}"), admin_client(admin_url) as client:
+        # Before a conversion of minutes, and with a clear reason if it would be in vain.
+        client.check_push()
         package = _convert(name, path, format_name, sample, tolerance, metadata)
-        with bar(f"sending {name}") as shown:
-            result = _send(client, package, reason, shown.update)
+        result = _send(client, package, reason, stage)
         if not as_json:
             _print_result(package, result)
         after = _after(client, result, reason, alias=alias, is_promoted=is_promoted,
@@ -88,18 +123,11 @@ def _metadata(pairs: Sequence[str]) -> JsonObject:
     return metadata
 
 
-def _check_format(name: str) -> None:
-    from models.convert.detect import FORMATS
+def _check_file(path: Path) -> None:
+    """Refuse at once what is no model by its first bytes."""
+    from models.convert.detect import detect_format
 
-    if name not in FORMATS:
-        raise typer.BadParameter(f"--format {name!r} is not one of {', '.join(FORMATS)}")
-
-
-def _check_alias(alias: str) -> None:
-    try:
-        check_alias(alias)
-    except InvalidInput as error:
-        raise typer.BadParameter(str(error)) from error
+    detect_format(path)
 
 
 def _convert(
@@ -110,19 +138,36 @@ def _convert(
     tolerance: float,
     metadata: JsonObject,
 ) -> Package:
-    from models.convert import ConvertOptions, convert, describes_pickle
+    from models.convert import ConvertOptions, convert
 
-    if describes_pickle(path):
-        note(f"note: opening {path.name} runs code from that file; push only files you trust")
     options = ConvertOptions(format=format_name, sample=sample, tolerance=tolerance, meta=metadata)
     with working(f"converting {path.name}"):
-        return convert(name, path, options)
+        package = convert(name, path, options, before_pickle=lambda: _warn_of_pickle(path))
+    # Minutes in libraries that may have swallowed it.
+    INTERRUPT.check()
+    return package
 
 
-def _send(client: AdminClient, package: Package, reason: str, progress: Any) -> PushResult:
+def _warn_of_pickle(path: Path) -> None:
+    note(f"note: opening {path.name} runs code from that file; push only files you trust")
+
+
+def _send(client: AdminClient, package: Package, reason: str, stage: _Stage) -> PushResult:
     from serving.client.push import push_package
 
-    return push_package(client, package, reason=reason, progress=progress)
+    name = package.manifest.model
+
+    def before_registration() -> None:
+        INTERRUPT.check()
+        stage.done = f"while the version was registered: see `ramrack ls {name}`"
+
+    with bar(f"sending {name}") as shown_bar:
+        result = push_package(
+            client, package, reason=reason, progress=shown_bar.update,
+            before_registration=before_registration,
+        )  # fmt: skip
+    stage.done = f"but {name}/{result.version} was pushed: see `ramrack ls {name}`"
+    return result
 
 
 def _sizes(package: Package) -> dict[str, int]:
@@ -132,13 +177,14 @@ def _sizes(package: Package) -> dict[str, int]:
 
 def _print_result(package: Package, result: PushResult) -> None:
     sizes = _sizes(package)
-    print(f"{result.model}: {size_text(sizes['total_bytes'])} in {len(package.objects)} objects, "
+    print(f"{result.model}: {size_text(sizes['total_bytes'])} in "
+          f"{count_text(len(package.objects), 'object')}, "
           f"{size_text(result.bytes_sent)} sent, "
           f"{size_text(result.bytes_saved)} were there already")  # fmt: skip
     parity = package.manifest.parity
     if parity:
         print(f"parity with the native library: largest difference "
-              f"{_difference(parity)} on {parity.get('rows', '?')} rows")  # fmt: skip
+              f"{_difference(parity)} on {count_text(parity.get('rows', '?'), 'row')}")  # fmt: skip
     was = "new version" if result.created else "the same content is there as version"
     print(f"{was} {result.version} ({result.digest})")
 
@@ -153,7 +199,7 @@ def _after(
     result: PushResult,
     reason: str,
     *,
-    alias: str,
+    alias: str | None,
     is_promoted: bool,
     is_loaded: bool,
 ) -> dict[str, Any]:

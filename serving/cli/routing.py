@@ -6,8 +6,6 @@ from typing import Annotated
 
 import typer
 
-from registry.errors import InvalidInput
-from registry.ident import check_alias
 from serving.cli.options import (
     ADMIN_URL_DEFAULT,
     AdminUrl,
@@ -15,18 +13,21 @@ from serving.cli.options import (
     Name,
     Reason,
     admin_client,
-    version_number,
 )
 from serving.cli.output import note, print_json, print_table
+from serving.cli.values import alias_name, version_number
 
 
 def alias(
     name: Name,
-    alias: Annotated[str, typer.Argument(metavar="[ALIAS]", help="The movable name.")] = "",
+    alias: Annotated[
+        str | None,
+        typer.Argument(metavar="ALIAS", help="The movable name.", parser=alias_name),
+    ] = None,
     version: Annotated[
         int | None,
         typer.Argument(
-            metavar="[VERSION]", help="The version it names from now on.", parser=version_number
+            metavar="VERSION", help="The version it names from now on.", parser=version_number
         ),
     ] = None,
     *,
@@ -38,7 +39,7 @@ def alias(
     """Show a model's aliases, or set or delete one."""
     _check_alias_usage(alias, version, is_deleted=is_deleted)
     with admin_client(admin_url) as client:
-        if not alias:
+        if alias is None:
             aliases = client.model(name)["aliases"]
             if as_json:
                 print_json({"model": name, "aliases": aliases})
@@ -59,16 +60,11 @@ def alias(
         print(f"{name}: alias {alias} names version {version}")
 
 
-def _check_alias_usage(alias: str, version: int | None, *, is_deleted: bool) -> None:
-    if is_deleted and (not alias or version is not None):
+def _check_alias_usage(alias: str | None, version: int | None, *, is_deleted: bool) -> None:
+    if is_deleted and (alias is None or version is not None):
         raise typer.BadParameter("--delete takes NAME and ALIAS only")
-    if alias and version is None and not is_deleted:
+    if alias is not None and version is None and not is_deleted:
         raise typer.BadParameter("give a VERSION for the alias, or --delete")
-    if alias:
-        try:
-            check_alias(alias)
-        except InvalidInput as error:
-            raise typer.BadParameter(str(error)) from error
 
 
 def route(
@@ -76,7 +72,7 @@ def route(
     version: Annotated[
         int | None,
         typer.Argument(
-            metavar="[VERSION]",
+            metavar="VERSION",
             help="The version that gets all traffic from now on.",
             parser=version_number,
         ),
@@ -88,16 +84,25 @@ def route(
     is_history: Annotated[
         bool, typer.Option("--history", help="Show the routes that were.")
     ] = False,
+    is_deleted: Annotated[
+        bool,
+        typer.Option(
+            "--delete", help="Remove the route, so that its versions can be unloaded and removed."
+        ),
+    ] = False,
     reason: Reason = "",
     as_json: AsJson = False,
     admin_url: AdminUrl = ADMIN_URL_DEFAULT,
 ) -> None:
     """Show where requests without a version go, or send them to a READY version."""
-    if (version is not None) + is_latest + is_history > 1:
-        raise typer.BadParameter("VERSION, --latest and --history exclude each other")
+    if (version is not None) + is_latest + is_history + is_deleted > 1:
+        raise typer.BadParameter("VERSION, --latest, --history and --delete exclude each other")
     with admin_client(admin_url) as client:
         if is_history:
             _print_history(client.route_history(name), as_json=as_json)
+            return
+        if is_deleted:
+            _print_deleted(client.delete_route(name, reason), as_json=as_json)
             return
         if version is None and not is_latest:
             answer = client.route(name)
@@ -133,6 +138,13 @@ def _print_route(route: dict[str, object], *, as_json: bool) -> None:
     if route.get("previous"):
         text += f"; before that version {route['previous']}"
     print(text)
+
+
+def _print_deleted(answer: dict[str, object], *, as_json: bool) -> None:
+    if as_json:
+        print_json(answer)
+        return
+    print(f"{answer['model']}: the route is gone; requests that name no version are refused")
 
 
 def _print_history(history: list[dict[str, object]], *, as_json: bool) -> None:

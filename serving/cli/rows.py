@@ -1,18 +1,26 @@
-"""Reads prediction input: JSON, CSV or Parquet, with CSV cells typed by the model's inputs."""
+"""Reads prediction input: JSON, CSV or Parquet, with CSV cells typed by the model's inputs.
+
+What a file holds is told by its name; on standard input, which has none, by its first bytes.
+"""
 
 from __future__ import annotations
 
 import csv
 import importlib
+import io
 import json
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from registry.errors import InvalidInput
 from registry.ident import shown
+from serving.cli.output import count_text
+
+STDIN: Final = Path("-")
 
 _INTEGERS = frozenset(
     {"UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64"}
@@ -30,27 +38,42 @@ class InputFile:
 
 def read_input(path: Path, inputs: Callable[[], Sequence[Mapping[str, Any]]]) -> InputFile:
     """Return the file's content; ``inputs`` (asked for CSV only) gives the model's inputs."""
+    name = shown_name(path)
     suffix = path.suffix.lower()
+    if path != STDIN and suffix not in (".json", ".csv", ".parquet"):
+        raise InvalidInput(f"{name}: cannot read {suffix or 'this'}: use .json, .csv or .parquet")
+    data = sys.stdin.buffer.read() if path == STDIN else path.read_bytes()
+    if path == STDIN:
+        suffix = _suffix_of(data)
     if suffix == ".json":
-        return _json(path)
+        return _json(name, data)
     if suffix == ".csv":
-        return InputFile(_csv(path, _datatypes(inputs())))
-    if suffix == ".parquet":
-        return InputFile(_parquet(path))
-    raise InvalidInput(f"{path.name}: cannot read {suffix or 'this'}: use .json, .csv or .parquet")
+        return InputFile(_csv(name, data, _datatypes(inputs())))
+    return InputFile(_parquet(name, data))
 
 
-def _json(path: Path) -> InputFile:
+def shown_name(path: Path) -> str:
+    """Return how messages call the file."""
+    return "standard input" if path == STDIN else path.name
+
+
+def _suffix_of(data: bytes) -> str:
+    if data.startswith(b"PAR1"):
+        return ".parquet"
+    return ".json" if data.lstrip()[:1] in (b"[", b"{") else ".csv"
+
+
+def _json(name: str, data: bytes) -> InputFile:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_constant)
+        content = json.loads(data.decode("utf-8-sig"), parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"{path.name}: not JSON: {error}") from error
+        raise InvalidInput(f"{name}: not JSON: {error}") from error
     if isinstance(content, list):
         return InputFile(content)
     if isinstance(content, dict) and ("instances" in content or "inputs" in content):
         return InputFile([], content)
     raise InvalidInput(
-        f"{path.name}: expected a list of rows, or an object with 'instances' or 'inputs'"
+        f"{name}: expected a list of rows, or an object with 'instances' or 'inputs'"
     )
 
 
@@ -75,35 +98,37 @@ def _datatypes(inputs: Sequence[Mapping[str, Any]]) -> Callable[[str], str | Non
     return datatype
 
 
-def _csv(path: Path, datatype: Callable[[str], str | None]) -> list[Any]:
+def _csv(name: str, data: bytes, datatype: Callable[[str], str | None]) -> list[Any]:
     rows = []
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, strict=True)
-            header = next(reader, [])
-            _check_header(path, header)
-            types = [datatype(column) for column in header]
-            for cells in reader:
-                if not cells:
-                    continue
-                where = f"{path.name} line {reader.line_num}"
-                if len(cells) != len(header):
-                    raise InvalidInput(f"{where}: {len(cells)} cells under {len(header)} columns")
-                rows.append({
-                    column: _cell(cell, kind, f"{where}, column {column!r}")
-                    for column, cell, kind in zip(header, cells, types, strict=True)
-                })  # fmt: skip
+        reader = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True)
+        header = next(reader, [])
+        _check_header(name, header)
+        types = [datatype(column) for column in header]
+        for cells in reader:
+            if not cells:
+                continue
+            where = f"{name} line {reader.line_num}"
+            if len(cells) != len(header):
+                raise InvalidInput(
+                    f"{where}: {count_text(len(cells), 'cell')} under "
+                    f"{count_text(len(header), 'column')}"
+                )
+            rows.append({
+                column: _cell(cell, kind, f"{where}, column {column!r}")
+                for column, cell, kind in zip(header, cells, types, strict=True)
+            })  # fmt: skip
     except (csv.Error, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{path.name}: not CSV in UTF-8: {error}") from error
+        raise InvalidInput(f"{name}: not CSV in UTF-8: {error}") from error
     return rows
 
 
-def _check_header(path: Path, header: Sequence[str]) -> None:
+def _check_header(name: str, header: Sequence[str]) -> None:
     if not header or not all(header):
-        raise InvalidInput(f"{path.name}: the first line must name every column")
-    twice = [name for name in header if header.count(name) > 1]
+        raise InvalidInput(f"{name}: the first line must name every column")
+    twice = [column for column in header if header.count(column) > 1]
     if twice:
-        raise InvalidInput(f"{path.name}: column {shown(twice[0])} stands twice")
+        raise InvalidInput(f"{name}: column {shown(twice[0])} stands twice")
 
 
 def _cell(text: str, datatype: str | None, where: str) -> object:
@@ -128,17 +153,17 @@ def _cell(text: str, datatype: str | None, where: str) -> object:
     return number
 
 
-def _parquet(path: Path) -> list[Any]:
+def _parquet(name: str, data: bytes) -> list[Any]:
     try:
         parquet = importlib.import_module("pyarrow.parquet")
     except ImportError as error:
         raise InvalidInput(
-            f"{path.name}: reading Parquet needs the package pyarrow: pip install pyarrow"
+            f"{name}: reading Parquet needs the package pyarrow: pip install pyarrow"
         ) from error
     try:
-        rows: list[Any] = parquet.read_table(path).to_pylist()
+        rows: list[Any] = parquet.read_table(io.BytesIO(data)).to_pylist()
     except (ValueError, OSError) as error:
-        raise InvalidInput(f"{path.name}: not Parquet: {error}") from error
+        raise InvalidInput(f"{name}: not Parquet: {error}") from error
     return [{key: _plain(value) for key, value in row.items()} for row in rows]
 
 

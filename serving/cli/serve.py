@@ -24,21 +24,28 @@ def serve(
         str | None, typer.Option("--host", metavar="ADDRESS", help="Address of the data plane.")
     ] = None,
     port: Annotated[
-        int | None, typer.Option("--port", help="Port of the data plane; 0: any free one.")
+        str | None,
+        typer.Option("--port", metavar="PORT", help="Port of the data plane; 0: any free one."),
     ] = None,
     admin_host: Annotated[
         str | None,
         typer.Option("--admin-host", metavar="ADDRESS", help="Address of the admin plane."),
     ] = None,
     admin_port: Annotated[
-        int | None, typer.Option("--admin-port", help="Port of the admin plane; 0: any free one.")
+        str | None,
+        typer.Option(
+            "--admin-port", metavar="PORT", help="Port of the admin plane; 0: any free one."
+        ),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option("--workers", help="Worker processes; 0: one a usable core.")
+        str | None,
+        typer.Option("--workers", metavar="N", help="Worker processes; 0: one a usable core."),
     ] = None,
     threads_per_worker: Annotated[
-        int | None,
-        typer.Option("--threads-per-worker", help="Threads of one run; 0: cores by workers."),
+        str | None,
+        typer.Option(
+            "--threads-per-worker", metavar="N", help="Threads of one run; 0: cores by workers."
+        ),
     ] = None,
     memory_budget: Annotated[
         str | None,
@@ -53,9 +60,12 @@ def serve(
         Path | None, typer.Option("--tls-key", metavar="FILE", help="PEM key of the certificate.")
     ] = None,
     log_level: Annotated[
-        str | None, typer.Option("--log-level", help="debug, info, warning or error.")
+        str | None,
+        typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error."),
     ] = None,
-    log_format: Annotated[str | None, typer.Option("--log-format", help="json or text.")] = None,
+    log_format: Annotated[
+        str | None, typer.Option("--log-format", metavar="FORMAT", help="json or text.")
+    ] = None,
     config: Annotated[
         Path | None,
         typer.Option(

@@ -19,7 +19,9 @@ _LANGUAGES = ("curl", "python", "java")
 def snippet(
     name: Name,
     *,
-    language: Annotated[str, typer.Option("--lang", help="curl, python or java.")] = "curl",
+    language: Annotated[
+        str, typer.Option("--lang", metavar="LANGUAGE", help="curl, python or java.")
+    ] = "curl",
     as_json: AsJson = False,
     url: DataUrl = DATA_URL_DEFAULT,
 ) -> None:

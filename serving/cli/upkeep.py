@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -17,7 +17,20 @@ from serving.cli.options import (
     Version,
     admin_client,
 )
-from serving.cli.output import bar, note, print_json, print_table, size_text, working
+from serving.cli.output import (
+    bar,
+    count_text,
+    note,
+    print_json,
+    print_table,
+    size_text,
+    working,
+)
+from serving.cli.values import model_name, whole
+
+# The server gives no more at once.
+MAX_EVENTS: Final = 1000
+_MAX_SEQ: Final = 2**53 - 1
 
 
 def rm(
@@ -46,7 +59,7 @@ def gc(
     if as_json:
         print_json(answer)
     else:
-        print(f"dropped {answer['objects']} objects, {size_text(answer['bytes'])}")
+        print(f"dropped {count_text(answer['objects'], 'object')}, {size_text(answer['bytes'])}")
 
 
 def verify(
@@ -71,7 +84,7 @@ def verify(
     if as_json:
         print_json(answer)
     else:
-        print(f"checked {answer['objects']} objects, {size_text(answer['bytes'])}")
+        print(f"checked {count_text(answer['objects'], 'object')}, {size_text(answer['bytes'])}")
         for entry in damaged:
             note(f"damaged: {entry['digest']}: {entry['reason']}")
     return 1 if damaged else 0
@@ -89,15 +102,31 @@ def _verify_store(root: Path) -> dict[str, Any]:
 
 def events(
     *,
-    model: Annotated[str, typer.Option("--model", metavar="NAME", help="Only this model.")] = "",
-    since: Annotated[int, typer.Option("--since", min=0, help="Only after this number.")] = 0,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=10_000, help="At most so many.")] = 50,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="NAME", help="Only this model.", parser=model_name),
+    ] = None,
+    since: Annotated[
+        int,
+        typer.Option(
+            "--since", metavar="SEQ", help="Only after this number.", parser=whole(0, _MAX_SEQ)
+        ),
+    ] = 0,
+    limit: Annotated[
+        int,
+        typer.Option(
+            "--limit",
+            metavar="N",
+            help=f"At most so many, 1 to {MAX_EVENTS}.",
+            parser=whole(1, MAX_EVENTS),
+        ),
+    ] = 50,
     as_json: AsJson = False,
     admin_url: AdminUrl = ADMIN_URL_DEFAULT,
 ) -> None:
     """Show the record of every change: when, who, what, why."""
     with admin_client(admin_url) as client:
-        answer = client.events(since, model, limit)
+        answer = client.events(since, model or "", limit)
     if as_json:
         print_json(answer)
         return

@@ -19,6 +19,10 @@ from serving.client.errors import ClientError
 
 DATA_URL: Final = "http://127.0.0.1:8080"
 ADMIN_URL: Final = "http://127.0.0.1:8081"
+ADMIN_TOKEN_VARIABLE: Final = "RAMRACK_ADMIN_TOKEN"  # noqa: S105 - the variable's name
+DATA_TOKEN_VARIABLE: Final = "RAMRACK_TOKEN"  # noqa: S105 - the variable's name
+# Of no object: asking for it only shows whether this client may push.
+_NO_OBJECT: Final = "sha256:" + "0" * 64
 # A load is first waited for inside its own request, so that a short one costs one round trip.
 FIRST_WAIT_S: Final = 1.0
 POLL_S: Final = 0.2
@@ -47,13 +51,45 @@ class AdminClient(_Client):
     """The admin plane: what exists, what is loaded, where requests go."""
 
     @classmethod
-    def connect(cls, url: str = ADMIN_URL, token: str = "") -> AdminClient:
-        """Return a client of the admin plane at ``url``; nothing is sent yet."""
-        return cls(Http(url, token, token_variable="RAMRACK_ADMIN_TOKEN"))  # noqa: S106 - a name
+    def connect(
+        cls,
+        url: str = ADMIN_URL,
+        token: str = "",
+        *,
+        before_request: Callable[[], None] | None = None,
+    ) -> AdminClient:
+        """Return a client of the admin plane at ``url``; nothing is sent yet.
+
+        ``before_request`` is called before each request; what it raises ends the call.
+        """
+        return cls(
+            Http(url, token, token_variable=ADMIN_TOKEN_VARIABLE, before_request=before_request)
+        )
 
     def check_live(self) -> None:
         """Raise ClientError unless a server answers here; needs no token."""
         self.http.call("GET", "/v2/health/live")
+
+    def check_push(self) -> None:
+        """Raise ClientError, saying what lacks, unless this client may push here."""
+        self.check_live()
+        try:
+            self.has_object(_NO_OBJECT)
+        except ClientError as error:
+            if error.status == 403 and not error.scope:
+                # An answer to HEAD has no words; whatever refused it refuses this with some.
+                self.workers()
+            raise
+        try:
+            self.workers()
+        except ClientError as error:
+            if error.status == 404:
+                raise ClientError(
+                    f"{self.http.url} is not the admin plane of a server: is it the data plane?"
+                ) from error
+            # A token to push with need not read.
+            if error.status != 403:
+                raise
 
     def models(self) -> list[Document]:
         """Return all models with their versions, aliases and route."""
@@ -143,6 +179,12 @@ class AdminClient(_Client):
             self.http.call("PUT", f"{_model(name)}/route", json=body, params=_reason(reason))
         )
 
+    def delete_route(self, name: str, reason: str = "") -> Document:
+        """Remove the route, so that no version is held by it."""
+        return document_of(
+            self.http.call("DELETE", f"{_model(name)}/route", params=_reason(reason))
+        )
+
     def route_history(self, name: str) -> list[Document]:
         """Return the routes that were, oldest first."""
         return _list(self._get(f"{_model(name)}/route/history"), "history")
@@ -230,9 +272,17 @@ class DataClient(_Client):
     """The data plane: predictions and what is needed to make one."""
 
     @classmethod
-    def connect(cls, url: str = DATA_URL, token: str = "") -> DataClient:
-        """Return a client of the data plane at ``url``; nothing is sent yet."""
-        return cls(Http(url, token, token_variable="RAMRACK_TOKEN"))  # noqa: S106 - a name
+    def connect(
+        cls,
+        url: str = DATA_URL,
+        token: str = "",
+        *,
+        before_request: Callable[[], None] | None = None,
+    ) -> DataClient:
+        """Return a client of the data plane at ``url``, as AdminClient.connect does."""
+        return cls(
+            Http(url, token, token_variable=DATA_TOKEN_VARIABLE, before_request=before_request)
+        )
 
     def metadata(self, name: str, selector: str = "") -> Document:
         """Return inputs and outputs of a version; ``selector``: number, alias or the route."""

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import httpx
 
-from serving.client.errors import ClientError, ServerUnreachable
+from serving.client.errors import ClientError, ServerUnreachable, check_token
 
 CONNECT_TIMEOUT_S: Final = 5.0
 READ_TIMEOUT_S: Final = 60.0
 TRIES: Final = 4
 PAUSES_S: Final = (0.1, 0.4, 1.6)
+# RFC 6750, section 3: what a token must allow for the call.
+_SCOPE: Final = re.compile(r'\bscope="([a-z]+)"')
 
 Document = dict[str, Any]
 
 
 class Http:
-    """A server's address and the connections to it; may be used from several threads."""
+    """A server's address and the connections to it; may be used from several threads.
+
+    ``before_request`` is called before each attempt; what it raises ends the call.
+    """
 
     def __init__(
         self,
@@ -28,11 +34,15 @@ class Http:
         token: str = "",
         *,
         token_variable: str,
+        before_request: Callable[[], None] | None = None,
         transport: httpx.BaseTransport | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        check_token(token, token_variable)
         self.url = url.rstrip("/")
-        self._token_variable = token_variable
+        self.token_variable = token_variable
+        self.has_token = bool(token)
+        self._before_request = before_request or _nothing
         self._sleep = sleep
         headers = {"authorization": f"Bearer {token}"} if token else {}
         try:
@@ -50,7 +60,7 @@ class Http:
                 trust_env=not _is_loopback(parsed.host),
             )
         except (httpx.InvalidURL, UnicodeEncodeError) as error:
-            raise ClientError(f"address {url!r} or its token is not allowed: {error}") from error
+            raise ClientError(f"address {url!r} is not allowed: {error}") from error
 
     def close(self) -> None:
         """Close all connections."""
@@ -74,6 +84,7 @@ class Http:
         """
         timeout = httpx.Timeout(read_timeout_s, connect=CONNECT_TIMEOUT_S)
         for attempt in range(TRIES):
+            self._before_request()
             try:
                 response = self._client.request(
                     method, path, json=json, content=content, params=params,
@@ -93,6 +104,7 @@ class Http:
             "content-type": "application/octet-stream",
         }
         for attempt in range(TRIES):
+            self._before_request()
             try:
                 response = self._client.put(path, content=chunks(), headers=headers)
             except httpx.TransportError as error:
@@ -117,14 +129,25 @@ class Http:
             return response
         document = document_of(response)
         message = document.get("error")
-        if not isinstance(message, str) or not message:
+        if not isinstance(message, str):
+            message = ""
+        lacking = _SCOPE.search(response.headers.get("www-authenticate", ""))
+        scope = lacking[1] if lacking else ""
+        if response.status_code == 401:
+            message = self._unauthorized(message)
+        elif scope and not message:
+            message = f"the token in {self.token_variable} lacks the scope {scope!r}"
+        if not message:
             message = (
                 f"{self.url} answered {response.status_code} to "
                 f"{response.request.method} {response.request.url.path}: is it a ramrack server?"
             )
-        if response.status_code == 401:
-            message += f" (give a token with {self._token_variable})"
-        raise ClientError(message, response.status_code, document)
+        raise ClientError(message, response.status_code, document, scope)
+
+    def _unauthorized(self, message: str) -> str:
+        if not self.has_token:
+            return f"a token is needed: set {self.token_variable}"
+        return f"{message or 'the token is refused'}: check {self.token_variable}"
 
     def _unreachable(self, error: httpx.TransportError) -> ServerUnreachable:
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
@@ -142,6 +165,10 @@ def document_of(response: httpx.Response) -> Document:
     except ValueError:
         return {}
     return document if isinstance(document, dict) else {}
+
+
+def _nothing() -> None:
+    """Do nothing before a request."""
 
 
 def _is_loopback(host: str) -> bool:

@@ -51,16 +51,20 @@ def push_package(
     *,
     reason: str = "",
     progress: Callable[[int, int], None] | None = None,
+    before_registration: Callable[[], None] | None = None,
 ) -> PushResult:
     """Upload and register ``package``; no object is ever held in memory as a whole.
 
     ``progress(bytes_sent, bytes_to_send)`` is called from the uploading threads, one at a time.
+    ``before_registration`` is called once everything is there: until then, nobody sees a version.
     """
     sources = {source.digest: source for source in package.objects}
     missing = _absent(client, list(sources.values()))
     _upload(client, missing, progress)
     sent = {source.digest for source in missing}
     manifest = package.manifest
+    if before_registration is not None:
+        before_registration()
     try:
         answer = client.register(manifest.model, manifest.to_json(), reason)
     except ClientError as error:

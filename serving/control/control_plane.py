@@ -117,14 +117,13 @@ class ControlPlane:
     def unload_all(self, model: str, actor: Actor, reason: str = "") -> list[Operation]:
         """Begin to unload every version of a model, or raise Conflict and leave all of them."""
         for version in self.writer.versions(model):
-            if holders := self.model(model).holders(version):
+            if holders := self.model(model).holders(model, version):
                 raise Conflict(f"{model}/{version} cannot be unloaded: {'; '.join(holders)}")
         return [self.unload(model, version, actor, reason) for version in self._present(model)]
 
     def plan(self, model: str, version: int) -> Plan:
         """Return what a load would take, by what is known of the version; changes nothing."""
-        record = self.writer.record(model, version)
-        return self.ledger.plan((model, version), record.manifest)
+        return self.ledger.plan(self.writer.record(model, version))
 
     # Versions
 
@@ -140,7 +139,10 @@ class ControlPlane:
         self._refuse_busy(model, version)
         state, why = self.writer.status((model, version))
         if state is State.DRAINING:
-            raise Conflict(f"{model}/{version} cannot be deleted: it is {state}: {why}")
+            raise Conflict(
+                f"{model}/{version} cannot be deleted: it is {state}: {why}: try again when it is "
+                "UNLOADED"
+            )
         await self.writer.delete_version(model, version, actor, reason)
 
     # Aliases and routes
@@ -208,7 +210,7 @@ class ControlPlane:
     ) -> Route:  # fmt: skip
         """Route to the previous version, or to one the route has been at; load it if need be."""
         self.writer.versions(model)
-        _check_etag(self.model(model), _route_etag, if_match)
+        _check_etag(model, self.model(model), _route_etag, if_match)
         version = desired.rollback_target(self.writer.state, model, to)
         self.writer.record(model, version)
         if self.writer.status((model, version))[0] is not State.READY:
@@ -316,7 +318,7 @@ class ControlPlane:
         name = note.model or ""
 
         def guarded(state: DesiredState, stamp: Stamp) -> DesiredState:
-            _check_etag(state.model(name), etag_of, if_match)
+            _check_etag(name, state.model(name), etag_of, if_match)
             return apply(state, stamp)
 
         before, after = await self.writer.change(guarded, note)
@@ -340,7 +342,7 @@ class ControlPlane:
         if operation is not None:
             raise Conflict(
                 f"{model}/{version} cannot be deleted: its {operation.kind} is under way "
-                f"(operation {operation.id})"
+                f"(operation {operation.id}): try again when it has ended"
             )
 
     async def _fail_at_start(self, key: desired.Key, reason: str) -> None:
@@ -375,7 +377,10 @@ def _route_etag(model: ModelState) -> str | None:
 
 
 def _check_etag(
-    model: ModelState, etag_of: Callable[[ModelState], str | None], if_match: str | None
+    name: str,
+    model: ModelState,
+    etag_of: Callable[[ModelState], str | None],
+    if_match: str | None,
 ) -> None:
     if if_match is None:
         return
@@ -383,4 +388,6 @@ def _check_etag(
     wanted = [tag.strip() for tag in if_match.split(",")]
     if present is None or ("*" not in wanted and present not in wanted):
         now = f"is {present} now" if present is not None else "does not exist now"
-        raise Conflict(f"If-Match {shown(if_match)}: what it guards {now}; read it and try again")
+        raise Conflict(
+            f"{name}: If-Match {shown(if_match)}: what it guards {now}: read it and try again"
+        )

@@ -8,18 +8,22 @@ from registry import budget
 from registry.budget import Footprint, Plan
 from registry.desired import Key
 from registry.manifest import Manifest
+from registry.store import VersionRecord
 from serving.control.state_writer import StateWriter
 
 
 @dataclass(frozen=True, slots=True)
 class VersionMemory:
-    """Bytes of one version; ``unique`` and ``shared`` divide the weights of a loaded one."""
+    """Bytes of one version; ``unique`` and ``shared`` divide the weights of a loaded one.
+
+    ``private_bytes_per_worker``: None before the first load measured it.
+    """
 
     disk_bytes: int
     weight_bytes: int
     unique_bytes: int
     shared_bytes: int
-    private_bytes_per_worker: int
+    private_bytes_per_worker: int | None
 
 
 class Ledger:
@@ -61,14 +65,17 @@ class Ledger:
             held[key] = budget.footprint(manifest, private)
         return held
 
-    def plan(self, key: Key, manifest: Manifest) -> Plan:
+    def plan(self, record: VersionRecord) -> Plan:
         """Return what loading the version would take, by what is known of it; changes nothing."""
-        new = budget.footprint(manifest, self._measured.get(key, 0))
-        return budget.plan(self.budget_bytes, self.held(), key, new, self.workers)
+        key = (record.model, record.version)
+        held = self.held()
+        new = held.get(key) or budget.footprint(record.manifest, self._measured.get(key))
+        graph_bytes = record.disk_bytes - record.manifest.weight_bytes
+        return budget.plan(self.budget_bytes, held, key, new, self.workers, graph_bytes)
 
     def admit(self, key: Key, manifest: Manifest) -> None:
         """Raise OverBudget unless the version fits beside what is held."""
-        new = budget.footprint(manifest, self._measured.get(key, 0))
+        new = budget.footprint(manifest, self._measured.get(key))
         budget.admit(self.budget_bytes, self.held(), key, new, self.workers)
 
     def admit_again(self, key: Key, waiting: set[Key]) -> None:
@@ -89,6 +96,11 @@ class Ledger:
         return budget.committed_bytes(held, self.workers) - budget.committed_bytes(
             staying, self.workers
         )
+
+    def at_rest(self, record: VersionRecord) -> VersionMemory:
+        """Return the memory of a version that holds none now; a load would bring it back."""
+        private = self._measured.get((record.model, record.version))
+        return VersionMemory(record.disk_bytes, record.manifest.weight_bytes, 0, 0, private)
 
     def versions(self) -> dict[Key, VersionMemory]:
         """Return the memory of every version that holds some."""

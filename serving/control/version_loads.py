@@ -96,7 +96,8 @@ class VersionLoads:
 
     async def _load(self, key: Key, operation: Operation, actor: Actor, reason: str) -> None:
         writer, ledger = self._writer, self._ledger
-        manifest = writer.record(*key).manifest
+        record = writer.record(*key)
+        manifest = record.manifest
         await self._drained(key)
         ledger.admit(key, manifest)
         operation.at("verifying", 0.02)
@@ -106,7 +107,7 @@ class VersionLoads:
             progress=_progress(operation, manifest, 0.02, 0.3),
         )
         operation.at("inspecting", 0.3)
-        plan = ledger.plan(key, manifest)
+        plan = ledger.plan(record)
         limit_bytes = self._inspect_memory_bytes or max(0, plan.free_bytes - plan.new_bytes)
         inspection = await asyncio.to_thread(self._inspect, manifest, limit_bytes)
         ledger.measure(key, inspection.private_bytes)
@@ -276,4 +277,7 @@ def _progress(
 def refuse_restoring(writer: StateWriter, key: Key) -> None:
     """Raise Conflict for a version that the start has not brought back yet."""
     if key in writer.restoring or key in writer.warming:
-        raise Conflict(f"{key[0]}/{key[1]} is still being loaded again after the server's start")
+        raise Conflict(
+            f"{key[0]}/{key[1]} is still being loaded again after the server's start: try again "
+            "when it is READY"
+        )

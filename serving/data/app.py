@@ -19,10 +19,12 @@ from registry.errors import InvalidInput, NotFound, NotReady
 from registry.ident import check_model_name, parse_selector, parse_version, shown
 from registry.manifest import JsonObject
 from registry.serving_map import ModelView, VersionView
+from serving.auth import INFER
 from serving.data import views as model_views
 from serving.data.body import BodyReader
 from serving.data.data_plane import Answer, DataPlane, RequestHead, ServedVersion, version_headers
 from serving.data.docs import DATA_SCHEMAS, PARAMETERS, ROUTES, RouteDoc
+from serving.data.guard import OPEN_PATHS, install_guard, is_guarded
 from serving.errors import Cancelled, ServingError
 from serving.settings import Settings
 from serving.web.common import (
@@ -33,7 +35,7 @@ from serving.web.common import (
     install_errors,
     json_response,
 )
-from serving.web.openapi import install_openapi, path_parameters
+from serving.web.openapi import bearer, errors, install_openapi, path_parameters
 
 EXTENSIONS: Final = (
     "binary_tensor_data",
@@ -66,17 +68,23 @@ def create_data_app(data_plane: DataPlane, settings: Settings) -> FastAPI:
     )
     routes = _Routes(data_plane, settings)
     for doc in ROUTES:
-        _add_route(app, doc, getattr(routes, doc.handler))
+        has_token = is_guarded(settings) and doc.path not in OPEN_PATHS
+        _add_route(app, doc, getattr(routes, doc.handler), has_token=has_token)
     install_docs(app)
+    install_guard(app, data_plane, settings)
     install_errors(app, is_logging=settings.access_log == "all")
-    install_openapi(app, DATA_SCHEMAS)
+    install_openapi(app, DATA_SCHEMAS, has_tokens=is_guarded(settings))
     return app
 
 
-def _add_route(app: FastAPI, doc: RouteDoc, handler: Handler) -> None:
+def _add_route(app: FastAPI, doc: RouteDoc, handler: Handler, *, has_token: bool) -> None:
     extra: dict[str, Any] = {"parameters": [*path_parameters(doc.path, PARAMETERS), *doc.headers]}
+    responses = doc.responses
     if doc.body is not None:
         extra["requestBody"] = doc.body
+    if has_token:
+        extra["security"] = bearer(INFER)
+        responses = responses | errors(401, 403)
     app.add_api_route(
         doc.path,
         handler,
@@ -85,7 +93,7 @@ def _add_route(app: FastAPI, doc: RouteDoc, handler: Handler) -> None:
         operation_id=doc.operation,
         summary=doc.summary,
         tags=[doc.tag],
-        responses=doc.responses,
+        responses=responses,
         response_class=Response,
         response_model=None,
         openapi_extra=extra,
@@ -93,12 +101,16 @@ def _add_route(app: FastAPI, doc: RouteDoc, handler: Handler) -> None:
 
 
 class _Routes:
-    """The handlers. Paths and documentation are in ``data_docs.ROUTES``."""
+    """The handlers. Paths and documentation are in ``docs.ROUTES``."""
 
     def __init__(self, data_plane: DataPlane, settings: Settings) -> None:
         self._plane = data_plane
         self._settings = settings
         self._bodies = BodyReader(settings)
+
+    async def root(self, _: Request) -> Response:
+        document = {"name": "ramrack", "version": VERSION, "api": "/v2", "docs": "/docs"}
+        return json_response(document)
 
     async def server(self, _: Request) -> Response:
         document = {"name": "ramrack", "version": VERSION, "extensions": list(EXTENSIONS)}

@@ -42,8 +42,8 @@ from serving.web.errors import (
     REQUEST_ID,
     Headers,
     error_body,
+    error_headers,
     request_id_of,
-    retry_headers,
 )
 
 _log = logging.getLogger(__name__)
@@ -399,7 +399,7 @@ def _error_answer(error: Exception, head: RequestHead, headers: Headers) -> Answ
         [
             JSON_TYPE,
             (REQUEST_ID, head.request_id.encode("ascii")),
-            *retry_headers(error),
+            *error_headers(error),
             *headers,
         ],
         error_body(message_of(error)),

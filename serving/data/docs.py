@@ -59,6 +59,7 @@ _PARAMETERS: Final[Document] = {"type": "object", "additionalProperties": True}
 
 DATA_SCHEMAS: Final[dict[str, Document]] = {
     "Server": _object({"name": _TEXT, "version": _TEXT, "extensions": _array(_TEXT)}),
+    "Root": _object({"name": _TEXT, "version": _TEXT, "api": _TEXT, "docs": _TEXT}),
     "Live": _object({"live": _FLAG}),
     "FailedVersion": _object({"model": _TEXT, "version": _COUNT, "reason": _TEXT}),
     "Ready": _object({"ready": _FLAG, "failed": _array(schema_ref("FailedVersion"))}),
@@ -265,6 +266,7 @@ def _get(
 
 _ALWAYS: Final = errors(405, 431, 500)
 ROUTES: Final = (
+    _get("/", "root", "root", "health", "Where API and documentation are", "Root", _ALWAYS),
     _get("/v2", "server", "server", "health", "Name, version, extensions", "Server", _ALWAYS),
     _get("/v2/health/live", "live", "live", "health", "The process answers", "Live", _ALWAYS),
     _get(

@@ -31,8 +31,8 @@ from serving.web.errors import (
     REQUEST_ID,
     Headers,
     error_body,
+    error_headers,
     request_id_of,
-    retry_headers,
 )
 
 _log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ def json_response(document: object, status: int = 200, headers: Headers | None =
 
 def error_response(error: BaseException, headers: Headers | None = None) -> Response:
     """Return the answer to a domain error, with the status that the one table gives it."""
-    extra = [*retry_headers(error), *(headers or [])]
+    extra = [*error_headers(error), *(headers or [])]
     return RawResponse(status_of(error), [JSON_TYPE, *extra], error_body(message_of(error)))
 
 

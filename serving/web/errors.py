@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final, TypeAlias
 
-from serving.errors import QueueFull
+from serving.errors import QueueFull, ScopeMissing, Unauthorized
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 REQUEST_ID: Final = b"x-request-id"
@@ -32,8 +32,16 @@ def error_body(message: str, more: Mapping[str, object] | None = None) -> bytes:
     return json.dumps({"error": message, **(more or {})}, separators=(",", ":")).encode("ascii")
 
 
-def retry_headers(error: BaseException) -> Headers:
-    """Return the Retry-After header where the error knows when to come back."""
+def error_headers(error: BaseException) -> Headers:
+    """Return what an error says beside its text: when to come back, or which token is wanted.
+
+    The challenges are those of RFC 6750, section 3.
+    """
     if isinstance(error, QueueFull):
         return [(b"retry-after", str(error.retry_after_s).encode("ascii"))]
+    if isinstance(error, Unauthorized):
+        return [(b"www-authenticate", b"Bearer")]
+    if isinstance(error, ScopeMissing):
+        challenge = f'Bearer error="insufficient_scope", scope="{error.scope}"'
+        return [(b"www-authenticate", challenge.encode("ascii"))]
     return []

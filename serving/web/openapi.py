@@ -88,12 +88,25 @@ def path_parameters(path: str, descriptions: Mapping[str, tuple[str, str]]) -> l
     ]
 
 
-def install_openapi(app: FastAPI, schemas: Mapping[str, Document]) -> None:
-    """Make ``app`` describe itself with ``schemas``, and without what never happens here."""
-    app.openapi = _describer(app, schemas)  # type: ignore[method-assign]  # FastAPI's own recipe
+def bearer(scope: str) -> list[Document]:
+    """Return the security of a call that needs a token with ``scope``."""
+    return [{_SCHEME: [scope]}]
 
 
-def _describer(app: FastAPI, schemas: Mapping[str, Document]) -> Callable[[], Document]:
+def install_openapi(
+    app: FastAPI, schemas: Mapping[str, Document], *, has_tokens: bool = False
+) -> None:
+    """Make ``app`` describe itself with ``schemas``, and without what never happens here.
+
+    ``has_tokens``: calls may name ``bearer`` as their security.
+    """
+    # Replacing the method is FastAPI's own recipe.
+    app.openapi = _describer(app, schemas, has_tokens=has_tokens)  # type: ignore[method-assign]
+
+
+def _describer(
+    app: FastAPI, schemas: Mapping[str, Document], *, has_tokens: bool
+) -> Callable[[], Document]:
     cached: Document = {}
 
     def describe() -> Document:
@@ -105,10 +118,13 @@ def _describer(app: FastAPI, schemas: Mapping[str, Document]) -> Callable[[], Do
                 routes=app.routes,
                 tags=app.openapi_tags,
             )
-            components = document.setdefault("components", {}).setdefault("schemas", {})
+            components = document.setdefault("components", {})
+            if has_tokens:
+                components["securitySchemes"] = {_SCHEME: SECURITY_SCHEME}
+            named = components.setdefault("schemas", {})
             for name in ("HTTPValidationError", "ValidationError"):
-                components.pop(name, None)
-            components.update({"Error": ERROR_SCHEMA, **schemas})
+                named.pop(name, None)
+            named.update({"Error": ERROR_SCHEMA, **schemas})
             for operation in _operations(document):
                 # The framework's own check of parameters answers 400 here, like all bad input.
                 operation["responses"].pop("422", None)
@@ -127,6 +143,12 @@ def _operations(document: Document) -> list[Document]:
     ]
 
 
+_SCHEME: Final = "bearer"
+SECURITY_SCHEME: Final[Document] = {
+    "type": "http",
+    "scheme": "bearer",
+    "description": "Authorization: Bearer TOKEN. The roles of a call are the scopes it needs.",
+}
 ERROR_SCHEMA: Final[Document] = {
     "type": "object",
     "required": ["error"],

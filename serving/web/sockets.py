@@ -41,11 +41,14 @@ class AddressUnavailable(ServingError):
     """An address of the settings cannot be listened on."""
 
 
-def open_listeners(host: str, port: int, count: int, what: str) -> list[socket.socket]:
+def open_listeners(
+    host: str, port: int, count: int, what: str, advice: str = ""
+) -> list[socket.socket]:
     """Return ``count`` listening sockets on one port; port 0 picks a free one for all of them.
 
     The port is first taken without SO_REUSEPORT: with it, two servers of one user would share the
-    port in silence and each would get half of the requests. Raises AddressUnavailable.
+    port in silence and each would get half of the requests. Raises AddressUnavailable, with
+    ``advice`` where the port is taken.
     """
     family, address = _resolve(host, port, what)
     opened: list[socket.socket] = []
@@ -59,9 +62,9 @@ def open_listeners(host: str, port: int, count: int, what: str) -> list[socket.s
             address = (address[0], listener.getsockname()[1], *address[2:])
     except OSError as error:
         close_all(opened)
-        reason = "is in use by another process" if error.errno == errno.EADDRINUSE else (
-            f"cannot be used: {os.strerror(error.errno or 0)}"
-        )  # fmt: skip
+        reason = f"cannot be used: {os.strerror(error.errno or 0)}"
+        if error.errno == errno.EADDRINUSE:
+            reason = "is in use by another process" + (f": {advice}" if advice else "")
         raise AddressUnavailable(f"{what} address {host}:{port} {reason}") from error
     return opened
 

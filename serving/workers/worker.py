@@ -243,9 +243,9 @@ def main(
 ) -> int:
     """Be a worker until the parent says stop or is gone.
 
-    SIGINT and SIGTERM are ignored: a terminal's Ctrl-C and a service manager's stop reach the
-    whole process group, and the parent drains its workers in order. SIGKILL ends a worker; the
-    parent's end does, too.
+    SIGINT and SIGTERM are ignored: a service manager's stop reaches every process of the service,
+    and the parent drains its workers in order. A terminal's signals do not get here, for a worker
+    has a session of its own. SIGKILL ends a worker; the parent's end does, too.
     """
     listener_fd, wire_fd, metrics_fd = map(int, sys.argv[1:] if argv is None else argv)
     for number in (signal.SIGINT, signal.SIGTERM):

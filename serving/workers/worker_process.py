@@ -74,6 +74,9 @@ class WorkerProcess:
                 pass_fds=fds,
                 stdin=subprocess.DEVNULL,
                 env=worker_environment(os.environ),
+                # A Ctrl-C reaches all of a terminal's group, also a worker that still imports
+                # and cannot ignore it yet. The parent alone decides how its workers end.
+                start_new_session=True,
             )
         except OSError:
             ours.close()

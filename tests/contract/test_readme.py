@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,7 @@ def test_the_scripts_that_it_names_exist():
 @pytest.mark.process
 @pytest.mark.extra
 @pytest.mark.timeout(300)
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on this machine")
 def test_every_command_works_in_order(tmp_path: Path):
     """All blocks, run as one session in an empty folder, end well and give what is promised."""
     port, admin_port = free_port(), free_port()
@@ -55,6 +57,9 @@ def test_every_command_works_in_order(tmp_path: Path):
     assert '"model_version":"1"' in done.stdout
     assert "travel: version 2 gets 100 %; before that version 1" in done.stdout
     assert "travel: version 1 gets 100 %; before that version 2" in done.stdout
+    assert "travel: the route is gone" in done.stdout
+    assert "travel/1 is unloaded" in done.stdout
+    assert "travel/2 is deleted" in done.stdout
     assert "error" not in done.stderr.lower()
 
 

@@ -207,6 +207,8 @@ def start_server(
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        # As a shell starts a command: a Ctrl-C goes to this whole group and to nobody else.
+        process_group=0,
     )
     return RunningServer(process, Path(str(values["store"])))
 
@@ -235,6 +237,12 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> No
         if time.monotonic() > deadline:
             raise AssertionError(f"not after {timeout_s:g} s: {what}")
         time.sleep(0.02)
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the pids of a process's own children."""
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in text.split()]
 
 
 def process_exists(pid: int) -> bool:

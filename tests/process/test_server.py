@@ -15,6 +15,7 @@ import pytest
 from tests import graphs
 from tests.process.server import (
     RunningServer,
+    children_of,
     infer_body,
     process_exists,
     running_server,
@@ -213,6 +214,34 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
         wait_until(lambda: not any(map(process_exists, pids)), 60, "the workers are gone")
 
 
+def test_ctrl_c_during_the_start_reaches_the_parent_alone(tmp_path: Path) -> None:
+    """A terminal signals its whole group: workers that still import stay out of it, and quiet."""
+    server = start_server(tmp_path, workers=2)
+    try:
+        wait_until(lambda: len(children_of(server.pid)) == 2, 60, "the workers are started")
+        assert all(os.getpgid(child) == child for child in children_of(server.pid))
+        os.killpg(server.pid, signal.SIGINT)
+        assert server.wait() == 0
+    finally:
+        server.stop()
+    assert server.text == []
+
+
+def test_tokens_guard_the_data_plane_and_reach_workers_as_hashes(tmp_path: Path) -> None:
+    """With data_auth the token of the environment opens both planes; no worker knows its text."""
+    secret = "a-secret-of-the-owner"
+    settings = {"data_auth": "token", "admin_token": secret}
+    with running_server(tmp_path, settings=settings, is_waiting=False) as server:
+        owner = {"authorization": f"Bearer {secret}"}
+        wait_until(lambda: server.data("GET", "/v2/health/ready").status_code == 200, 60, "ready")
+        refused = server.data("GET", "/v2/models")
+        assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
+        assert server.data("GET", "/v2/models", headers=owner).json() == {"models": []}
+        for pid in children_of(server.pid):
+            assert secret.encode() not in Path(f"/proc/{pid}/environ").read_bytes()
+        assert secret not in server.stderr()
+
+
 # Starts that cannot be.
 
 
@@ -251,10 +280,28 @@ def test_settings_that_are_wrong_are_refused(tmp_path: Path) -> None:
     assert failed_start(tmp_path, workers=-1).startswith("ramrack: RAMRACK_WORKERS: ")
 
 
-def test_a_store_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
-    """A file in the place of the folder is one line, not a traceback."""
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("file", "is a file, not a folder"),
+        ("file/store", "Not a directory"),
+        ("full", "the folder is not a store and not empty (it holds 'letter.txt')"),
+    ],
+)
+def test_a_store_that_cannot_be_made_is_refused(tmp_path: Path, name: str, says: str) -> None:
+    """One line has the setting as the user gave it, what is wrong there, and what to change."""
     (tmp_path / "file").write_text("x")
-    assert failed_start(tmp_path, store=tmp_path / "file" / "store").startswith("ramrack: ")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "letter.txt").write_text("x")
+    line = failed_start(tmp_path, store=tmp_path / name)
+    assert line.startswith(f"ramrack: store '{tmp_path / name}': ")
+    assert says in line
+    assert "--store" in line
+
+
+def test_a_data_plane_that_nobody_could_use_is_refused(tmp_path: Path) -> None:
+    """Exit code 1 and one line that says what to set."""
+    assert "RAMRACK_ADMIN_TOKEN" in failed_start(tmp_path, data_auth="token")
 
 
 def test_a_certificate_that_is_none_is_refused(tmp_path: Path) -> None:

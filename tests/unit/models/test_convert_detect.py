@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import os
 import pickle
 import subprocess
@@ -13,7 +14,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from models.convert import ConvertOptions, convert, describes_pickle, detect_format
+from models.convert import ConvertOptions, convert, detect_format
 from models.errors import ConversionRefused
 from registry.errors import InvalidInput
 
@@ -41,18 +42,15 @@ def test_a_pickle_is_known_by_its_bytes(tmp_path, protocol, pack):
     canary = tmp_path / "canary"
     path = tmp_path / "model.onnx"
     path.write_bytes(pack(pickle.dumps(Canary(canary), protocol)))
-    assert describes_pickle(path)
     assert detect_format(path) == "pickle"
     assert not canary.exists()
 
 
-def test_what_is_no_pickle_is_not_announced_as_one(tmp_path):
-    """Text models, ONNX, missing files and folders open nothing that runs code."""
+def test_what_is_no_pickle_is_not_taken_for_one(tmp_path):
+    """Text models and ONNX are known by their bytes, whatever they are called."""
     text, model = tmp_path / "m.pkl", tmp_path / "m.onnx"
     text.write_text("tree\nversion=v4\n")
     onnx.save(identity(), model)
-    for path in (text, model, tmp_path / "missing.pkl", tmp_path):
-        assert not describes_pickle(path)
     assert detect_format(text) == "lightgbm"
     assert detect_format(model) == "onnx"
 
@@ -110,7 +108,11 @@ def test_an_onnx_file_passes_unchanged(tmp_path):
         ("m.json", b"{}", "JSON document"),
         ("m.onnx", b"", "is empty"),
         ("m.onnx", b"<html>", "not an ONNX model"),
-        ("m.txt", b"hello", "not an ONNX model"),
+        ("m.onnx", b"\xff\x00\xfe", "not an ONNX model, .*: push ONNX, a LightGBM text model"),
+        ("m.txt", b"hello", "a text file, not a model: push ONNX, a LightGBM text model"),
+        ("m.md", "# Größe\n".encode() * 1000, "a text file, not a model"),
+        ("m.csv", b"a,b\n1,2\n", "a CSV table, not a model"),
+        ("m.onnx", b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer"),
         ("m.txt", b"tree\nversion=v4\n", "'end of trees' does not come"),
         ("m.txt", b"tree\n\xff\xfe", "not UTF-8"),
         ("m.pkl", pickle.dumps({"a": 1}), "holds a 'builtins.dict'"),
@@ -131,7 +133,7 @@ def test_foreign_and_damaged_files_are_refused_with_the_reason(tmp_path, name, c
 
 @pytest.mark.parametrize(
     ("marker", "reason"),
-    [("MLmodel", "MLflow folder"), ("saved_model.pb", "SavedModel"), ("x", "is a directory")],
+    [("MLmodel", "MLflow folder"), ("saved_model.pb", "SavedModel"), ("x", "a folder, not a file: push")],
 )
 def test_folders_are_refused_with_what_they_are(tmp_path, marker, reason):
     """A folder of another tool is named."""
@@ -148,6 +150,40 @@ def test_wrong_names_and_formats_are_refused(tmp_path):
         convert("m", tmp_path / "m.onnx")
     with pytest.raises(ConversionRefused, match="use one of auto, onnx, lightgbm, sklearn"):
         convert("m", tmp_path / "m.onnx", ConvertOptions(format="keras"))
+
+
+def test_a_pickle_is_announced_just_before_it_is_opened(tmp_path):
+    """The notice comes where the file's code will run, and never where it is refused unopened."""
+    path, harmless = tmp_path / "m.pkl", tmp_path / "m.csv"
+    path.write_bytes(pickle.dumps(Canary(tmp_path / "canary")))
+    harmless.write_bytes(path.read_bytes())
+    told: list[bool] = []
+
+    def tell() -> None:
+        told.append((tmp_path / "canary").exists())
+
+    for refused, options in ((harmless, None), (path, ConvertOptions(format="onnx")),
+                             (path, ConvertOptions(sample=tmp_path / "no-rows.csv"))):  # fmt: skip
+        with pytest.raises(ConversionRefused):
+            convert("m", refused, options, before_pickle=tell)
+    assert told == []
+    with pytest.raises(ConversionRefused):
+        convert("m", path, before_pickle=tell)
+    assert told == [False]
+
+
+@pytest.mark.extra
+@pytest.mark.slow
+@pytest.mark.parametrize(("module", "name", "wanted"), [
+    ("sklearn.linear_model", "LinearRegression", "lightgbm"),
+    ("lightgbm", "LGBMRegressor", "sklearn"),
+])  # fmt: skip
+def test_a_format_that_the_pickle_is_not_is_refused(tmp_path, module, name, wanted):
+    """Asking for one family and getting another is no surprise that a push may bring."""
+    path = tmp_path / "m.pkl"
+    path.write_bytes(pickle.dumps(getattr(importlib.import_module(module), name)()))
+    with pytest.raises(ConversionRefused, match=f"holds a .*{name}.*not {wanted}: use --format"):
+        convert("m", path, ConvertOptions(format=wanted))
 
 
 def test_a_missing_library_is_named_with_the_command_to_type(tmp_path, monkeypatch):

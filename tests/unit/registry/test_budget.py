@@ -43,8 +43,23 @@ def test_admission_is_exact_at_the_limit(limit, fits):
         budget.admit(limit, held, B, new, workers=2)
     assert caught.value.plan == {
         "needs_bytes": 41, "free_bytes": 40, "fits": False, "weight_bytes": 101, "new_bytes": 1,
-        "private_bytes_per_worker": 20, "workers": 2, "would_evict": [],
+        "private_bytes_per_worker": 20, "workers": 2, "is_estimated": False, "reason": "",
+        "would_evict": [],
     }  # fmt: skip
+
+
+def test_what_was_never_measured_is_a_lower_bound_and_not_zero():
+    """Private memory that nobody measured is null; weights and graph are needed at least."""
+    held = {A: Footprint({"x": 100}, 10)}
+    new = Footprint({"x": 100, "y": 1}, None)
+
+    plan = budget.plan(200, held, B, new, workers=2, graph_bytes=7).to_json()
+
+    assert (plan["needs_bytes"], plan["new_bytes"], plan["is_estimated"]) == (8, 1, True)
+    assert plan["private_bytes_per_worker"] is None
+    assert "lower bound" in str(plan["reason"])
+    with pytest.raises(OverBudget, match=r"needs at least 1 bytes \(1 of weights\), 0 of"):
+        budget.admit(120, held, B, new, workers=2)
 
 
 def test_plan_of_what_is_held_needs_nothing():

@@ -11,7 +11,7 @@ from models.package import BytesObject, Package
 from registry.manifest import Manifest, TensorEntry
 from serving.client.api import AdminClient
 from serving.client.connection import Http
-from serving.client.errors import ClientError, ServerUnreachable
+from serving.client.errors import ClientError, ServerUnreachable, TokenNotAllowed
 from serving.client.push import push_package
 
 Answer = Callable[[httpx.Request], httpx.Response]
@@ -48,10 +48,77 @@ def test_an_answer_of_another_service_is_no_crash():
 
 
 def test_a_missing_token_is_said_with_where_to_give_it():
-    """A 401 names the variable."""
-    client, _ = client_of(lambda _: httpx.Response(401, json={"error": "token needed"}))
-    with client, pytest.raises(ClientError, match=r"token needed \(.*RAMRACK_ADMIN_TOKEN\)"):
+    """A 401 names the variable: to set it, or to look at what is in it."""
+    refusal = httpx.Response(401, json={"error": "the token is not known here"})
+    client, _ = client_of(lambda _: refusal)
+    with client, pytest.raises(ClientError, match="^a token is needed: set RAMRACK_ADMIN_TOKEN$"):
         client.models()
+    client, _ = client_of(lambda _: refusal, "secret")
+    with client, pytest.raises(ClientError, match="not known here: check RAMRACK_ADMIN_TOKEN$"):
+        client.models()
+
+
+CHALLENGE = {"www-authenticate": 'Bearer error="insufficient_scope", scope="push"'}
+
+
+def test_may_push_is_asked_before_anything_is_sent():
+    """What lacks is said: a server, the right plane, a token, a scope; nothing is changed."""
+    live, known = httpx.Response(200, json={}), httpx.Response(200, json={"workers": []})
+    for head, workers, expected in (
+        (httpx.Response(404), known, ""),
+        (httpx.Response(404), httpx.Response(403, json={"error": "lacks the scope 'read'"}), ""),
+        (httpx.Response(401), known, "a token is needed: set RAMRACK_ADMIN_TOKEN"),
+        (httpx.Response(403, headers=CHALLENGE), known,
+         "the token in RAMRACK_ADMIN_TOKEN lacks the scope 'push'"),
+        (httpx.Response(403), httpx.Response(403, json={"error": "Host 'x' is foreign"}),
+         "Host 'x' is foreign"),
+        (httpx.Response(404), httpx.Response(404, json={"error": "path is not known"}),
+         "http://server:1 is not the admin plane of a server: is it the data plane?"),
+    ):  # fmt: skip
+        answers = {"/v2/health/live": live, "/admin/v1/workers": workers}
+        seen = []
+
+        def answer(request: httpx.Request, answers=answers, head=head, seen=seen) -> httpx.Response:
+            seen.append(request.method)
+            return answers.get(request.url.path, head)
+
+        client, _ = client_of(answer)
+        found = ""
+        with client:
+            try:
+                client.check_push()
+            except ClientError as error:
+                found = str(error)
+        assert found == expected
+        assert set(seen) <= {"GET", "HEAD"}
+
+
+@pytest.mark.parametrize("token", ["se\ncret", "secret\r", "geh\u00e4im", "two words", "a\x00b"])
+def test_a_token_that_no_header_can_carry_is_refused_and_never_shown(token: str):
+    """The message names the variable, and no error in its chain shows the token."""
+    with pytest.raises(TokenNotAllowed, match=r"RAMRACK_ADMIN_TOKEN.*not shown") as caught:
+        AdminClient.connect("http://server:1", token)
+    error: BaseException | None = caught.value
+    while error is not None:
+        assert token not in str(error)
+        assert repr(token)[1:-1] not in str(error)
+        error = error.__cause__ or error.__context__
+
+
+def test_what_is_asked_before_a_request_can_end_the_call():
+    """Nothing is sent once the check before a request raises, whatever the request."""
+    sent = []
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    http = Http("http://server:1", token_variable="T", before_request=stop,
+                transport=httpx.MockTransport(lambda request: sent.append(request)))  # fmt: skip
+    with AdminClient(http) as client:
+        for call in (client.models, client.gc, lambda: client.put_object("d", 0, lambda: iter(()))):
+            with pytest.raises(KeyboardInterrupt):
+                call()
+    assert sent == []
 
 
 def test_the_token_is_sent_as_bearer():

@@ -31,8 +31,8 @@ def test_flags_beat_environment_beats_file(tmp_path: Path):
         ({"environ": {"RAMRACK_WORKERZ": "1"}}, ("RAMRACK_WORKERZ: unknown setting 'workerz': "
          "did you mean 'workers'?")),
         ({"flags": {"no_such_thing": 1}}, "--no-such-thing: unknown setting 'no_such_thing'"),
-        ({"environ": {"RAMRACK_PORT": "eighty"}}, "RAMRACK_PORT: 'eighty' is not a number"),
-        ({"environ": {"RAMRACK_PORT": ""}}, "RAMRACK_PORT: '' is not a number"),
+        ({"environ": {"RAMRACK_PORT": "eighty"}}, "RAMRACK_PORT: 'eighty' is not a whole number"),
+        ({"environ": {"RAMRACK_PORT": ""}}, "RAMRACK_PORT: '' is not a whole number"),
         ({"flags": {"port": 65536}}, "--port: 65536 is too large: at most 65535"),
         ({"flags": {"port": -1}}, "--port: -1 is too small: at least 0"),
         ({"flags": {"port": True}}, "--port: True must be a number"),

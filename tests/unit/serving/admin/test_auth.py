@@ -10,7 +10,7 @@ import pytest
 
 from registry.errors import InvalidInput
 from serving.admin.app import CALLS, create_admin_app
-from serving.auth import Authenticator, admin_tokens, check_exposure
+from serving.auth import Authenticator, admin_tokens, check_exposure, data_tokens
 from serving.errors import Unauthorized
 from serving.settings import SCOPES, Settings, Token
 
@@ -124,6 +124,23 @@ def test_token_of_the_environment_has_all_scopes_and_is_taken_out():
     assert [t.name for t in tokens] == ["a", "environment"]
     assert Authenticator(tokens).actor("Bearer s3cret").scopes == frozenset(SCOPES)
     assert "s3cret" not in repr(tokens)
+
+
+def test_data_plane_that_asks_for_tokens_needs_one_with_its_scope():
+    """A server whose data plane nobody could use does not start, and says how to mend it."""
+    settings = Settings(data_auth="token")
+    for tokens in ((), (token("ci", "read", "admin"),)):
+        with pytest.raises(InvalidInput, match=r"data_auth.*RAMRACK_ADMIN_TOKEN.*\[\[tokens\]\]"):
+            check_exposure(settings, tokens)
+
+    check_exposure(settings, (token("app", "infer"),))
+    check_exposure(settings, admin_tokens(settings, {"RAMRACK_ADMIN_TOKEN": "s"}))
+
+
+def test_workers_learn_of_tokens_only_where_they_ask_for_them():
+    """The hashes go no further than they are needed."""
+    assert data_tokens(Settings(), TOKENS) == ()
+    assert data_tokens(Settings(data_auth="token"), TOKENS) == TOKENS
 
 
 def test_empty_token_of_the_environment_is_refused():

@@ -96,7 +96,7 @@ async def test_c02_version_over_the_budget_is_refused_with_the_plan(world):
     world.control.ledger.budget_bytes = 1000
     await world.push("m", b"graph", b"w" * 1001)
 
-    with pytest.raises(OverBudget, match="needs 1001 bytes") as caught:
+    with pytest.raises(OverBudget, match="needs at least 1001 bytes") as caught:
         await world.load("m", 1)
 
     assert caught.value.plan["free_bytes"] == 1000
@@ -175,6 +175,41 @@ async def test_unload_of_what_is_named_is_refused_at_once(world):
     for version, why in ((1, "rollback"), (2, "the route"), (3, "alias 'prod'")):
         with pytest.raises(Conflict, match=why):
             world.control.unload("m", version, world.actor)
+
+
+async def test_refusals_name_the_model_and_the_way_out(world):
+    """Whatever stands in the way, the message has the call and the command that clear it."""
+    await world.push_loaded("m", 3)
+    control, actor = world.control, world.actor
+    await control.set_route("m", 2, actor)
+    await control.set_alias("m", "prod", 3, actor)
+    route = ["DELETE /admin/v1/models/m/route", "`ramrack route m --delete`"]
+    alias = ["DELETE /admin/v1/models/m/aliases/prod", "`ramrack alias m prod --delete`"]
+    loaded = ["POST /admin/v1/models/m/versions/3:unload", "`ramrack unload m 3`"]
+
+    async def refusal(call):
+        with pytest.raises(Conflict) as caught:
+            await call()
+        return str(caught.value)
+
+    async def unload(version):
+        control.unload("m", version, actor)
+
+    ways = {
+        await refusal(lambda: unload(1)): ["m/1", "third version", *route],
+        await refusal(lambda: unload(2)): ["m/2", "another version", *route],
+        await refusal(lambda: unload(3)): ["m/3", *alias],
+        await refusal(lambda: control.delete("m", 3, actor)): ["m/3", *alias, *loaded],
+        await refusal(lambda: control.rollback("m", 3, actor)): ["m cannot", "`ramrack route m"],
+        await refusal(lambda: control.set_route("m", 1, actor, if_match='"x"')): ["m: If-Match"],
+    }
+    await control.delete_route("m", actor)
+    await control.set_route("m", 2, actor)
+    ways[await refusal(lambda: control.rollback("m", None, actor))] = [
+        "m cannot be rolled back", "PUT /admin/v1/models/m/route", "`ramrack route m VERSION`",
+    ]  # fmt: skip
+    for message, words in ways.items():
+        assert [word for word in words if word not in message] == [], message
 
 
 async def test_c10_unload_ends_when_the_workers_gave_it_back(world):
@@ -561,12 +596,13 @@ async def test_damage_found_before_a_respawn_fails_the_version(world):
 
 
 async def test_plan_changes_nothing(world):
-    """A plan says what a load would take."""
+    """A plan says what a load would take at least, before anything measured the private memory."""
     await world.push("m", b"one", b"w" * 100)
 
     plan = world.control.plan("m", 1)
 
-    assert (plan.needs_bytes, plan.fits, plan.workers) == (100, True, 2)
+    assert (plan.needs_bytes, plan.fits, plan.workers) == (103, True, 2)
+    assert (plan.private_bytes_per_worker, plan.is_estimated) == (None, True)
     assert world.control.status("m", 1)[0] == "UNLOADED"
 
 
@@ -632,6 +668,19 @@ async def test_plan_knows_private_memory_from_an_earlier_load(world):
     plan = world.control.plan("m", 2)
 
     assert (plan.private_bytes_per_worker, plan.needs_bytes) == (10, 20)
+    assert (plan.is_estimated, plan.reason) == (False, "")
+
+
+async def test_plan_of_what_is_loaded_needs_nothing_more(world):
+    """Also after a restart, where only the state knows what the inspection measured."""
+    world.inspector.private_bytes = 10
+    await world.push_loaded("m", 1)
+    await world.restart()
+    await world.control.restored()
+
+    plan = world.control.plan("m", 1)
+
+    assert (plan.private_bytes_per_worker, plan.needs_bytes) == (10, 0)
 
 
 async def test_inspection_gets_what_the_weights_leave(world):

@@ -357,7 +357,7 @@ async def test_load_that_ends_badly_has_the_status_of_its_cause(world, client):
 
     assert await error_of(refused, 400) == "no such operator: Nope"
     assert refused.json()["operation"]["state"] == "failed"
-    assert "needs 2000 bytes" in await error_of(large, 507)
+    assert "needs at least 2000 bytes" in await error_of(large, 507)
     assert large.json()["plan"]["free_bytes"] == 1000
     plan = (await client.post(f"{MODELS}/m/versions/2:plan")).json()
     assert (plan["fits"], plan["needs_bytes"], plan["would_evict"]) == (False, 2000, [])
@@ -407,6 +407,24 @@ async def test_memory_and_workers_are_shown(world, client):
         {"slot": 0, "pid": 41, "state": "serving", "generation": 1, "cpus": [0], "restarts": 0,
          "reason": "", "memory_bytes": 7}
     ]  # fmt: skip
+
+
+async def test_private_memory_is_null_until_a_load_measured_it(world, client):
+    """Nobody is told of 0 bytes that are not; what was measured is known after an unload, too."""
+    world.inspector.private_bytes = 10
+    await world.push("m", b"one", b"w" * 100)
+
+    async def told():
+        version = (await client.get(f"{MODELS}/m/versions/1")).json()
+        plan = (await client.post(f"{MODELS}/m/versions/1:plan")).json()
+        return version["memory"]["private_bytes_per_worker"], plan["private_bytes_per_worker"]
+
+    assert await told() == (None, None)
+    await world.load("m", 1)
+    assert await told() == (10, 10)
+    await world.control.delete_route("m", world.actor)
+    await world.unload("m", 1)
+    assert await told() == (10, 10)
 
 
 async def test_gc_and_verify_report(world, client):

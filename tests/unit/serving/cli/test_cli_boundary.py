@@ -19,6 +19,8 @@ from serving.cli.options import ADMIN_URL_DEFAULT, DATA_URL_DEFAULT
 from serving.cli.output import print_table, size_text
 from serving.client.api import ADMIN_URL, DATA_URL
 
+# Enough to be taken for a model until its reader looks.
+ONNX_HEAD = b"\x08\x09"
 HEAVY = ("onnxruntime", "onnx", "numpy", "sklearn", "lightgbm", "pandas", "httpx", "fastapi")
 
 
@@ -164,8 +166,10 @@ def fake_package(monkeypatch):
     )  # fmt: skip
     seen: list[tuple] = []
 
-    def convert(*arguments: object) -> Package:
+    def convert(*arguments: object, before_pickle) -> Package:
         seen.append(arguments)
+        if str(arguments[1]).endswith(".pkl"):
+            before_pickle()
         return Package(manifest, (graph, tensor))
 
     monkeypatch.setattr("models.convert.convert", convert)
@@ -199,7 +203,7 @@ def test_push_prints_sizes_savings_difference_and_version(
 def test_push_loads_before_it_names_or_promotes(server, tmp_path: Path, capsys, fake_package):
     """--alias and --promote need a READY version, so the load comes first."""
     path = tmp_path / "m.onnx"
-    path.write_bytes(b"")
+    path.write_bytes(ONNX_HEAD)
     arguments = ["push", "m", str(path), "--alias", "prod", "--promote", "--reason", "why"]
     assert main([*arguments, "--admin-url", server.url]) == 0
     changes = [(call[0], call[1].rsplit("/", 1)[-1]) for call in server.calls
@@ -216,7 +220,7 @@ def test_push_loads_before_it_names_or_promotes(server, tmp_path: Path, capsys, 
 def test_push_refuses_wrong_options_before_it_converts(server, tmp_path, option, fake_package):
     """Wrong usage costs nobody a conversion."""
     path = tmp_path / "m.onnx"
-    path.write_bytes(b"")
+    path.write_bytes(ONNX_HEAD)
     assert main(["push", "m", str(path), *option, "--admin-url", server.url]) == 2
     assert (fake_package, server.calls) == ([], [])
 
@@ -224,7 +228,7 @@ def test_push_refuses_wrong_options_before_it_converts(server, tmp_path, option,
 def test_push_asks_for_the_server_before_it_converts(tmp_path, capsys, fake_package):
     """Without a server nobody waits for a conversion."""
     path = tmp_path / "m.onnx"
-    path.write_bytes(b"")
+    path.write_bytes(ONNX_HEAD)
     assert main(["push", "m", str(path), "--admin-url", "http://127.0.0.1:1"]) == 1
     assert "no server at" in capsys.readouterr().err
     assert fake_package == []

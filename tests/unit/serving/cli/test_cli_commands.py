@@ -132,6 +132,14 @@ def test_unload_and_plan(ramrack, server: FakeServer):
     assert code == 0
     assert "2.0 KiB" in out
     assert out.splitlines()[-1].split() == ["fits", "no"]
+    server.answers["POST", "/admin/v1/models/m/versions/1:plan"] = [
+        (200, {"needs_bytes": 2048, "free_bytes": 4096, "fits": True, "new_bytes": 1024,
+               "private_bytes_per_worker": None, "is_estimated": True, "reason": "not measured"})
+    ]  # fmt: skip
+    code, out, _ = ramrack("plan", "m", "1")
+    assert code == 0
+    assert "at least 2.0 KiB" in out
+    assert "not known before the first load" in out
 
 
 def test_alias_is_set_deleted_and_shown(ramrack, server: FakeServer):
@@ -236,7 +244,7 @@ def test_doctor_looks_at_the_machine(ramrack):
     assert code == 0
     assert {"cores", "threads", "memory", "memory lock limit", "page cache", "server",
             "open files", "onnxruntime"} <= set(findings)  # fmt: skip
-    assert findings["server"]["value"].startswith("1 workers")
+    assert findings["server"]["value"].startswith("1 worker at")
 
 
 def test_doctor_sends_a_reason_for_a_store_that_cannot_be_written(ramrack, monkeypatch):

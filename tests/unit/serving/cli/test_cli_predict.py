@@ -50,7 +50,7 @@ def test_csv_columns_of_a_matrix_are_numbers(tmp_path: Path):
     ("text", "expected"),
     [
         ("age\n1.5\n", "a.csv line 2, column 'age': '1.5' is no INT64"),
-        ("age\n1,2\n", "line 2: 2 cells under 1 columns"),
+        ("age\n1,2\n", "line 2: 2 cells under 1 column"),
         ("age,age\n1,2\n", "column 'age' stands twice"),
         ("", "the first line must name every column"),
         ("vip\nperhaps\n", "'perhaps' is no BOOL"),

@@ -285,13 +285,21 @@ async def test_statistics_count_rows_and_runs(plane: Plane, client: httpx.AsyncC
         assert min(value for part in numbers.values() for value in part.values()) >= 0
 
 
+async def test_the_top_leads_to_api_and_documentation(client: httpx.AsyncClient) -> None:
+    """Who opens the bare address is told where to go on, and both places are there."""
+    answer = await client.get("/")
+    assert answer.status_code == 200
+    assert (answer.json()["api"], answer.json()["docs"]) == ("/v2", "/docs")
+    for path in (answer.json()["api"], answer.json()["docs"]):
+        assert (await client.get(path)).status_code == 200
+
+
 # What is refused
 
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/", 404),
         ("GET", "/v2/", 404),
         ("GET", "/v3", 404),
         ("POST", "/v2/repository/models/fraud/load", 404),
@@ -688,7 +696,7 @@ async def test_the_openapi_document_is_complete(plane: Plane, client: httpx.Asyn
         if getattr(route, "include_in_schema", False) and hasattr(route, "methods")
     }
     assert set(document["paths"]) == paths
-    assert len(paths) == 20
+    assert len(paths) == 21
     names = set(re.findall(r"#/components/schemas/(\w+)", json.dumps(document)))
     assert names <= set(document["components"]["schemas"])
     for path, operations in document["paths"].items():
