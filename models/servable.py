@@ -96,7 +96,7 @@ class Loader(Protocol):
     """Makes servables; one loader a process."""
 
     def load(self, spec: LoadSpec) -> Servable:
-        """Load and warm up a version, or raise LoadFailed with a reason a person can act on."""
+        """Load and warm up a version, or raise LoadFailed saying what to do about it."""
         ...
 
 

@@ -35,7 +35,7 @@ of its own, the description says it.
 SETTINGS_FOOT = f"""
 ## Tokens
 
-An admin token is a table in the config file. Only the SHA-256 of its text is kept:
+A token is a table in the config file. Only the SHA-256 of its text is kept:
 
 ```toml
 [[tokens]]
@@ -60,8 +60,8 @@ CLI_HEAD = """\
 
 Written by `scripts/docs` from `serving/cli`; a test holds it to the code.
 
-Exit codes: 0 done, 1 the operation failed (the reason is on stderr), 2 wrong usage. Results go to
-stdout, everything else to stderr, so `--json` can always be piped on. A token is taken from
+Exit code 0: done. 1: it failed, and stderr has the reason. 2: wrong usage. Results go to stdout,
+everything else to stderr, so `--json` can always be piped on. A token is taken from
 `RAMRACK_ADMIN_TOKEN` (admin plane) or `RAMRACK_TOKEN` (data plane), never from a flag, because
 flags can be read by every user of the machine.
 

@@ -1,10 +1,9 @@
-"""The admin plane's application: one table of its calls, and the app made of it."""
+"""The admin plane's application, made of the table of its calls."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 from fastapi import FastAPI, Request, Response
@@ -13,17 +12,16 @@ from starlette.convertors import Convertor, register_url_convertor
 from registry.ident import ALIAS_PATTERN, MODEL_PATTERN
 from registry.manifest import JsonObject
 from serving.admin import schema
+from serving.admin.answers import ADMIN_REASONS, ANSWER_SCHEMAS, DONE
 from serving.admin.calls import AdminCalls
 from serving.admin.guard import AdminGuard
 from serving.admin.request import actor_of, check_query
+from serving.admin.table import CALLS, Call
 from serving.auth import Authenticator
 from serving.control.control_plane import ControlPlane
 from serving.settings import Settings, Token
-from serving.web.common import install_docs, install_errors
-
-MODEL: Final = "/admin/v1/models/{model:name}"
-VERSION: Final = MODEL + "/versions/{version:name}"
-Handler = Callable[[AdminCalls, Request], Awaitable[Response]]
+from serving.web.common import VERSION, install_docs, install_errors
+from serving.web.openapi import Document, bearer, errors, install_openapi, json_of, schema_ref
 
 
 class NameConvertor(Convertor[str]):
@@ -43,71 +41,6 @@ class NameConvertor(Convertor[str]):
 register_url_convertor("name", NameConvertor())
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One call. ``scope``: what the token must have; empty for what is open to everyone.
-
-    ``query``: allowed parameters; None takes any, for the calls that other programs make.
-    ``body``: its schema, None where there is none. ``answers``: status to description.
-    """
-
-    method: str
-    path: str
-    scope: str
-    handler: Handler
-    query: tuple[str, ...] | None = ()
-    body: JsonObject | None = None
-    answers: tuple[int, ...] = (200,)
-
-
-_CHANGE: Final = ("reason",)
-_OPERATE: Final = ("reason", "wait")
-CALLS: Final = (
-    Call("HEAD", "/admin/v1/blobs/{digest}", "push", AdminCalls.head_blob, answers=(200, 404)),
-    Call("PUT", "/admin/v1/blobs/{digest}", "push", AdminCalls.put_blob, body=schema.BINARY,
-         answers=(200, 201, 400, 507)),
-    Call("GET", "/admin/v1/models", "read", AdminCalls.list_models),
-    Call("GET", MODEL, "read", AdminCalls.show_model, answers=(200, 404)),
-    Call("POST", MODEL + "/versions", "push", AdminCalls.publish_version, _CHANGE,
-         schema.MANIFEST, (200, 201, 400, 409, 413, 507)),
-    Call("GET", VERSION, "read", AdminCalls.show_version, answers=(200, 404)),
-    Call("DELETE", VERSION, "admin", AdminCalls.delete_version, _CHANGE, None, (200, 404, 409)),
-    Call("POST", VERSION + ":load", "promote", AdminCalls.load_version, _OPERATE, schema.EMPTY,
-         (200, 202, 400, 404, 429, 507)),
-    Call("POST", VERSION + ":unload", "promote", AdminCalls.unload_version, _OPERATE,
-         schema.EMPTY, (200, 202, 404, 409, 429)),
-    Call("POST", VERSION + ":plan", "read", AdminCalls.plan_version, (), schema.EMPTY, (200, 404)),
-    Call("GET", "/admin/v1/operations/{id}", "read", AdminCalls.show_operation,
-         answers=(200, 404)),
-    Call("PUT", MODEL + "/aliases/{alias:name}", "promote", AdminCalls.set_alias, _CHANGE,
-         schema.ALIAS, (200, 400, 404, 409)),
-    Call("DELETE", MODEL + "/aliases/{alias:name}", "promote", AdminCalls.delete_alias, _CHANGE,
-         None, (200, 404, 409)),
-    Call("GET", MODEL + "/route", "read", AdminCalls.show_route, answers=(200, 404)),
-    Call("PUT", MODEL + "/route", "promote", AdminCalls.set_route, _CHANGE, schema.ROUTE,
-         (200, 400, 404, 409)),
-    Call("DELETE", MODEL + "/route", "promote", AdminCalls.delete_route, _CHANGE, None,
-         (200, 404, 409)),
-    Call("GET", MODEL + "/route/history", "read", AdminCalls.show_history, answers=(200, 404)),
-    Call("POST", MODEL + "/route:rollback", "promote", AdminCalls.roll_back, _CHANGE,
-         schema.ROLLBACK, (200, 400, 404, 409)),
-    Call("GET", "/admin/v1/events", "read", AdminCalls.list_events, ("since", "model", "limit")),
-    Call("GET", "/admin/v1/memory", "read", AdminCalls.show_memory),
-    Call("GET", "/admin/v1/workers", "read", AdminCalls.list_workers),
-    Call("POST", "/admin/v1/gc", "admin", AdminCalls.collect_garbage, _CHANGE, schema.EMPTY),
-    Call("POST", "/admin/v1/verify", "admin", AdminCalls.verify_store, _CHANGE, schema.EMPTY),
-    Call("POST", "/v2/repository/index", "read", AdminCalls.triton_index, None, schema.INDEX),
-    Call("POST", "/v2/repository/models/{model:name}/load", "promote", AdminCalls.triton_load,
-         None, schema.TRITON, (200, 400, 404, 507)),
-    Call("POST", "/v2/repository/models/{model:name}/unload", "promote",
-         AdminCalls.triton_unload, None, schema.TRITON, (200, 400, 404, 409)),
-    Call("GET", "/v2/health/live", "", AdminCalls.live, None),
-    Call("GET", "/v2/health/ready", "", AdminCalls.ready, None, None, (200, 503)),
-    Call("GET", "/metrics", "read", AdminCalls.metrics, None),
-    Call("GET", "/", "read", AdminCalls.page, None),
-)  # fmt: skip
-
-
 def create_admin_app(
     control: ControlPlane,
     settings: Settings,
@@ -121,7 +54,8 @@ def create_admin_app(
     """
     app = FastAPI(
         title="Ramrack admin plane",
-        version="1",
+        version=VERSION,
+        description="Versions in and out, aliases and routes, and what is going on.",
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
@@ -134,11 +68,12 @@ def create_admin_app(
             methods=[call.method],
             operation_id=call.handler.__name__,
             summary=(call.handler.__doc__ or "").partition("\n")[0],
-            responses={status: {"description": schema.ANSWERS[status]} for status in call.answers},
+            responses=_responses(call),
             openapi_extra=_openapi(call),
             response_class=Response,
         )
     install_docs(app)
+    install_openapi(app, ANSWER_SCHEMAS, has_tokens=True)
     hosts = [settings.admin_host, *filter(None, settings.admin_hosts.split(","))]
     app.add_middleware(AdminGuard, authenticator=Authenticator(tokens), hosts=hosts)
     install_errors(app)
@@ -169,14 +104,29 @@ def _openapi(call: Call) -> dict[str, Any]:
     document: dict[str, Any] = {"parameters": parameters}
     if call.scope:
         document["x-scope"] = call.scope
-        document["security"] = [{"token": []}]
+        document["security"] = bearer(call.scope)
     if call.body is not None:
-        kind = "application/octet-stream" if call.body is schema.BINARY else "application/json"
+        kind = "application/octet-stream" if call.body.is_binary else "application/json"
         document["requestBody"] = {
-            "required": call.body in (schema.BINARY, schema.MANIFEST, schema.ALIAS, schema.ROUTE),
-            "content": {kind: {"schema": call.body}},
+            "required": call.body.is_required,
+            "content": {kind: {"schema": call.body.schema, "example": call.body.example}},
         }
     return document
+
+
+def _responses(call: Call) -> dict[int | str, Document]:
+    found: dict[int | str, Document] = {}
+    for status, name in call.errors.items():
+        found |= errors(status, reasons=ADMIN_REASONS, schema=name)
+    for answer in call.answers:
+        described = DONE.get(answer.status) or ADMIN_REASONS[answer.status]
+        found[answer.status] = {"description": described}
+        if answer.schema:
+            found[answer.status] = json_of(schema_ref(answer.schema), described)
+        elif answer.media:
+            content = {answer.media.partition(";")[0]: {"schema": {"type": "string"}}}
+            found[answer.status]["content"] = content
+    return found
 
 
 _PATH_SCHEMAS: Final[dict[str, JsonObject]] = {

@@ -1,25 +1,40 @@
-"""JSON schemas of what admin calls take and give, for the OpenAPI document."""
+"""What admin calls take, as JSON schemas with an example each, for the OpenAPI document."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from registry.ident import MAX_VERSION
-from registry.manifest import JsonObject
+from registry.manifest import Json, JsonObject
 
 _DIGEST: Final[JsonObject] = {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"}
 _VERSION: Final[JsonObject] = {"type": "integer", "minimum": 1, "maximum": MAX_VERSION}
 _OBJECT: Final[JsonObject] = {"type": "object"}
 
-BINARY: Final[JsonObject] = {"type": "string", "format": "binary"}
-EMPTY: Final[JsonObject] = {"type": "object", "additionalProperties": False}
-ALIAS: Final[JsonObject] = {
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A request body: its schema and one that is allowed."""
+
+    schema: JsonObject
+    example: Json
+    is_required: bool = False
+    is_binary: bool = False
+
+
+BINARY: Final = Body(
+    {"type": "string", "format": "binary"}, "the bytes of the object",
+    is_required=True, is_binary=True,
+)  # fmt: skip
+EMPTY: Final = Body({"type": "object", "additionalProperties": False}, {})
+_ALIAS: Final[JsonObject] = {
     "type": "object",
     "properties": {"version": _VERSION},
     "required": ["version"],
     "additionalProperties": False,
 }
-ROUTE: Final[JsonObject] = {
+_ROUTE: Final[JsonObject] = {
     "type": "object",
     "description": "Either split or latest. This release takes one version of weight 100.",
     "properties": {
@@ -39,17 +54,17 @@ ROUTE: Final[JsonObject] = {
     },
     "additionalProperties": False,
 }
-ROLLBACK: Final[JsonObject] = {
+_ROLLBACK: Final[JsonObject] = {
     "type": "object",
     "properties": {"to": _VERSION},
     "additionalProperties": False,
 }
-INDEX: Final[JsonObject] = {
+_INDEX: Final[JsonObject] = {
     "type": "object",
     "properties": {"ready": {"type": "boolean"}},
     "additionalProperties": False,
 }
-TRITON: Final[JsonObject] = {
+_TRITON: Final[JsonObject] = {
     "type": "object",
     "properties": {
         "parameters": {
@@ -60,7 +75,7 @@ TRITON: Final[JsonObject] = {
     },
     "additionalProperties": False,
 }
-MANIFEST: Final[JsonObject] = {
+_MANIFEST: Final[JsonObject] = {
     "type": "object",
     "properties": {
         "format": {"type": "integer", "const": 1},
@@ -90,23 +105,33 @@ MANIFEST: Final[JsonObject] = {
     "additionalProperties": False,
 }
 
+_EXAMPLE_DIGEST: Final = "sha256:" + "0" * 64
+ALIAS: Final = Body(_ALIAS, {"version": 3}, is_required=True)
+ROUTE: Final = Body(_ROUTE, {"split": [{"version": 3, "weight": 100}]}, is_required=True)
+ROLLBACK: Final = Body(_ROLLBACK, {"to": 2})
+INDEX: Final = Body(_INDEX, {"ready": True})
+TRITON: Final = Body(_TRITON, {"parameters": {"unload_dependents": False}})
+MANIFEST: Final = Body(
+    _MANIFEST,
+    {
+        "format": 1,
+        "model": "fraud",
+        "graph": _EXAMPLE_DIGEST,
+        "tensors": [],
+        "signature": {
+            "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}],
+            "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 1]}],
+        },
+        "runtime": {"name": "onnx"},
+        "meta": {"git": "0f3c2a1"},
+    },
+    is_required=True,
+)
+
 QUERIES: Final[dict[str, JsonObject]] = {
     "reason": {"type": "string", "maxLength": 1000, "description": "Why; goes into the events."},
     "wait": {"type": "number", "minimum": 0, "maximum": 3600, "description": "Seconds to wait."},
     "since": {"type": "integer", "minimum": 0, "description": "Only events after this number."},
     "limit": {"type": "integer", "minimum": 1, "maximum": 1000},
     "model": {"type": "string", "description": "Only events of this model."},
-}
-
-ANSWERS: Final[dict[int, str]] = {
-    200: "Done.",
-    201: "Made.",
-    202: "Under way: an operation.",
-    400: "The request, or what it names, is not allowed; error says what and why.",
-    404: "Not known.",
-    409: "The present state forbids it; error says what stands in the way.",
-    413: "The body is too large.",
-    429: "Too many operations are under way.",
-    503: "Not ready; error says why.",
-    507: "No room: the memory budget, or the disk.",
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import sys
 from collections.abc import Sequence
 from typing import TextIO
@@ -24,26 +23,15 @@ _DONE, _FAILED, _USAGE = 0, 1, 2
 _NEGATIVE = re.compile(r"No such option: (-\d\S*)")
 
 
-def run_process() -> int:
-    """Run the command of this process, and let nothing disturb its end."""
-    code = run(None)
-    if INTERRUPT.is_pressed:
+def run(arguments: Sequence[str] | None) -> int:
+    """Run one command and return its exit code; without ``arguments``, that of the process."""
+    code = _run(arguments)
+    if arguments is None and INTERRUPT.is_pressed:
         # Uploads and libraries may have threads that the usual end would wait for.
         _flush(sys.stdout)
         _flush(sys.stderr)
         os._exit(code)
-    # The interpreter takes itself apart now; there, Ctrl-C would only bring a traceback.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     return code
-
-
-def run(arguments: Sequence[str] | None) -> int:
-    """Run one command and return its exit code."""
-    try:
-        with INTERRUPT.watch():
-            return _run(arguments)
-    except KeyboardInterrupt:
-        return _FAILED
 
 
 def _run(arguments: Sequence[str] | None) -> int:

@@ -1,4 +1,4 @@
-"""``ramrack doctor``: what the machine gives to a server, what is wrong and how to mend it."""
+"""``ramrack doctor``: what the machine gives to a server, and what to change where it is short."""
 
 from __future__ import annotations
 

@@ -7,9 +7,11 @@ arrives there is lost. The mark stays, and nothing more is sent to a server once
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 
 
@@ -24,18 +26,28 @@ class Interrupt:
         self.is_pressed = False
 
     @contextmanager
-    def watch(self) -> Iterator[None]:
-        """Remember each Ctrl-C, and raise KeyboardInterrupt for it, until the end of the block."""
+    def watch(self, *, is_last: bool = False) -> Iterator[None]:
+        """Remember each Ctrl-C, and raise KeyboardInterrupt for it, until the end of the block.
+
+        ``is_last``: the process ends after it, and Ctrl-C is ignored from there on, because in an
+        interpreter that takes itself apart it would only bring a traceback.
+        """
         self.is_pressed = False
-        if threading.current_thread() is not threading.main_thread():
+        is_main = threading.current_thread() is threading.main_thread()
+        # A shell starts what runs in the background with Ctrl-C ignored, and means it.
+        if not is_main or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
             yield
             return
+        hook = sys.unraisablehook
+        sys.unraisablehook = partial(_show_unraisable, hook)
         before = signal.signal(signal.SIGINT, self._take)
         try:
             yield
         finally:
-            # What took the signal meanwhile (an event loop does) is over with the block.
-            signal.signal(signal.SIGINT, signal.default_int_handler if before is None else before)
+            # An event loop may have taken the signal meanwhile, and put back another handler.
+            signal.signal(signal.SIGINT, signal.SIG_IGN if is_last else before)
+            if not is_last:
+                sys.unraisablehook = hook
 
     def check(self) -> None:
         """Raise KeyboardInterrupt if Ctrl-C was pressed, also where it was swallowed since."""
@@ -57,6 +69,14 @@ class Interrupt:
     def _take(self, _number: int, _frame: FrameType | None) -> None:
         self.is_pressed = True
         raise KeyboardInterrupt
+
+
+def _show_unraisable(
+    show: Callable[[sys.UnraisableHookArgs], None], found: sys.UnraisableHookArgs
+) -> None:
+    """Leave out Ctrl-C that came inside a destructor or callback: it is marked, and not lost."""
+    if not isinstance(found.exc_value, KeyboardInterrupt):
+        show(found)
 
 
 INTERRUPT = Interrupt()

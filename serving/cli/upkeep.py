@@ -53,7 +53,7 @@ def rm(
 def gc(
     *, reason: Reason = "", as_json: AsJson = False, admin_url: AdminUrl = ADMIN_URL_DEFAULT
 ) -> None:
-    """Drop objects that no version uses; safe at any moment."""
+    """Free the space of objects that belong to no version; pushes may go on meanwhile."""
     with admin_client(admin_url) as client, working("dropping unused objects"):
         answer = client.gc(reason)
     if as_json:

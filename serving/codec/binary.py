@@ -1,7 +1,8 @@
 """Binary tensors: little-endian bytes beside the JSON document, without copying the numbers.
 
-Arrays that are read from a body share its memory and cannot be written to. A BYTES element is a
-4-byte length and its bytes; it becomes ``str``, or stays ``bytes`` where it is not UTF-8.
+Arrays that are read from a body share its memory and cannot be written to. An element of BYTES,
+whose length stands in the four bytes before it, becomes ``str``; one that is not UTF-8 stays
+``bytes``.
 """
 
 from __future__ import annotations

@@ -49,6 +49,8 @@ class Ledger:
         found = self.held().get(key)
         if found is not None:
             self._leaving[key] = found
+            # What the state knew of it goes with it; a later plan shall still know.
+            self.measure(key, found.private_bytes_per_worker or 0)
 
     def forget(self, key: Key) -> None:
         """Stop counting a version that every worker gave back."""

@@ -62,11 +62,13 @@ def json_of(schema: Document, description: str, *, is_of_version: bool = False) 
     return document
 
 
-def errors(*codes: int) -> dict[int | str, Document]:
-    """Return the responses for ``codes``, each the one form of all errors."""
+def errors(
+    *codes: int, reasons: Mapping[int, str] = REASONS, schema: str = "Error"
+) -> dict[int | str, Document]:
+    """Return the responses for ``codes``, each of the one form of all errors or one with more."""
     found: dict[int | str, Document] = {}
     for code in codes:
-        found[code] = json_of(schema_ref("Error"), REASONS[code])
+        found[code] = json_of(schema_ref(schema), reasons[code])
         if code == 429:
             found[code]["headers"] = {
                 "Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer"}}

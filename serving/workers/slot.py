@@ -37,6 +37,8 @@ class Slot:
 
     ``generation``: what the worker reported to hold; ``taken_generation``: what its requests are
     routed by, at once, also while a load is under way.
+    ``can_take``: set once the worker reads targets; what is sent earlier is old when it is read.
+    ``is_early``: it was told of a restore under way, so it accepts before it holds anything.
     ``blamed``: versions that the last death is held against, until a worker listens here again.
     """
 
@@ -50,12 +52,14 @@ class Slot:
     failed_starts: int = 0
     blamed: frozenset[VersionKey] = frozenset()
     target_changed: asyncio.Event = field(default_factory=asyncio.Event)
+    can_take: asyncio.Event = field(default_factory=asyncio.Event)
     generation: int = 0
     taken_generation: int = 0
     reports: Mapping[VersionKey, VersionReport] = field(default_factory=dict)
     memory_bytes: int = 0
     is_ready: bool = False
     is_listening: bool = False
+    is_early: bool = False
     started_at: float = 0.0
     beat_at: float = 0.0
     loading: VersionKey | None = None
@@ -68,7 +72,8 @@ class Slot:
         self.state, self.started_at, self.beat_at = "starting", now, now
         self.generation, self.reports, self.memory_bytes = 0, {}, 0
         self.taken_generation = 0
-        self.is_ready = self.is_listening = False
+        self.is_ready = self.is_listening = self.is_early = False
+        self.can_take.clear()
         self.loading, self.kill_reason, self.fatal_reason = None, "", ""
 
     def take(self, frame: Frame, now: float) -> None:
@@ -81,6 +86,7 @@ class Slot:
                 self.kill_reason = f"a run of {stuck} could not be ended"
         elif frame.type == messages.READY:
             self.is_ready, self.failed_starts = True, 0
+            self.can_take.set()
         elif frame.type == messages.LISTENING:
             self.state, self.is_listening, self.blamed = "serving", True, frozenset()
         elif frame.type == messages.LOADING:

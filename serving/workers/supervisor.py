@@ -101,9 +101,10 @@ class Supervisor:
     ) -> Mapping[VersionKey, VersionReport]:
         """Wait until every listening worker reports ``generation`` or a later one.
 
-        Dead and starting workers are not waited for, unless a version that is still wanted killed
-        them: whether it can serve is not known before they are back or it is quarantined. While
-        no worker listens, there is nothing to hold the generation, and this waits.
+        Dead and starting workers are not waited for, with two exceptions. One that a version that
+        is still wanted killed: whether that can serve is not known before the worker is back or
+        the version is quarantined. One that was told of a restore under way: it accepts at once.
+        While no worker listens, there is nothing to hold the generation, and this waits.
 
         Returns the versions of the newest target and those quarantined. Raises TimeoutError.
         """
@@ -241,10 +242,12 @@ class Supervisor:
         slot.target_changed.set()
         with contextlib.suppress(ConnectionError):
             await process.wire.send(messages.HELLO, hello.to_json())
+            await slot.can_take.wait()
             while True:
                 await slot.target_changed.wait()
                 slot.target_changed.clear()
                 if (target := self._safe_target()) is not None and not self._is_stopping:
+                    slot.is_early |= not target.is_restored
                     await process.wire.send(messages.TARGET, target.to_json())
 
     def _safe_target(self) -> Target | None:
@@ -336,7 +339,7 @@ class Supervisor:
         if not any(slot.is_listening for slot in self._slots):
             return False
         dangerous = self._wanted_keys() - self._quarantined.keys()
-        counted = [s for s in self._slots if s.is_listening or s.blamed & dangerous]
+        counted = [s for s in self._slots if s.is_listening or s.is_early or s.blamed & dangerous]
         return all(s.is_listening and s.generation >= generation for s in counted)
 
     def _standing(self) -> dict[VersionKey, VersionReport]:

@@ -1,1 +1,1 @@
-"""Public bug reports of servers like this one, as tests: each is named after its case."""
+"""Faults that users of other model servers reported in public; each test has its case's id."""

@@ -560,4 +560,4 @@ def test_c14_a_corrupt_file_is_refused_by_a_push(server: RunningServer, tmp_path
         path.write_bytes(files[kind])
         assert word in push_refused(server, "corrupt", path)
     (tmp_path / "folder.onnx").mkdir()
-    assert "directory" in push_refused(server, "corrupt", tmp_path / "folder.onnx")
+    assert "folder" in push_refused(server, "corrupt", tmp_path / "folder.onnx")

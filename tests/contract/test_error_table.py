@@ -470,7 +470,7 @@ def test_409_on_the_admin_plane(server: RunningServer) -> None:
         ("PUT", ADMIN_ID32 + "/route", ID, {"split": [{"version": 2, "weight": 100}]}, ["2"]),
         ("PUT", ADMIN_ID32 + "/route", {**ID, "if-match": '"0"'},
          {"split": [{"version": 1, "weight": 100}]}, ['"0"']),
-        ("POST", ADMIN_ID32 + "/route:rollback", ID, {}, ["nothing to go back to"]),
+        ("POST", ADMIN_ID32 + "/route:rollback", ID, {}, ["id32 cannot be rolled back"]),
         ("POST", "/v2/repository/models/id32/unload", ID, {}, ["id32", "route"]),
     ):  # fmt: skip
         answer = server.admin(method, path, headers=headers, json=body)

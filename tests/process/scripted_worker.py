@@ -3,8 +3,8 @@
 ``good``; ``kills=M/V`` dies by SIGKILL when it is to load that version, ``kills-first=M/V`` only in
 slot 0; ``exits=M/V`` likewise by an exit code; ``fails=M/V`` reports it FAILED; ``stillborn`` dies
 before it is ready; ``silent`` gives no sign of life once it is ready; ``nonsense`` speaks another
-language; ``deaf`` routes by its first target for ever; ``stubborn`` does not stop; ``crash`` dies
-by SIGSEGV when a second target comes.
+language; ``deaf`` routes by its first target for ever; ``late-second`` lets the first target pass
+in slot 1; ``stubborn`` does not stop; ``crash`` dies by SIGSEGV when a second target comes.
 """
 
 import os
@@ -45,6 +45,8 @@ class Script:
         if frame.type == messages.HELLO:
             if self.kind == "kills-first":
                 self.kind = "kills" if frame.body["slot"] == 0 else "good"
+            if self.kind == "late-second":
+                self.kind = "late" if frame.body["slot"] == 1 else "good"
             if self.kind == "stillborn":
                 self.say(messages.FATAL, {"reason": "no such library"})
                 os._exit(3)
@@ -66,6 +68,8 @@ class Script:
             self.say(messages.TAKEN, {"generation": target.generation})
         if self.kind == "crash" and self.targets > 1:
             os.kill(os.getpid(), signal.SIGSEGV)
+        if self.kind == "late" and self.targets == 1:
+            return
         versions = {}
         for wanted in target.versions:
             key = (wanted.model, wanted.version)

@@ -262,12 +262,16 @@ def test_a_second_server_on_the_store_is_refused(server: RunningServer) -> None:
 
 @pytest.mark.parametrize("plane", ["port", "admin_port"])
 def test_a_port_in_use_is_refused(tmp_path: Path, plane: str) -> None:
-    """Exit code 1 and one line that names plane, address and reason."""
+    """Exit code 1 and one line that names plane, address and reason, and which flag to use."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         line = failed_start(tmp_path, **{plane: port})
     name = "data plane" if plane == "port" else "admin plane"
-    assert line == f"ramrack: {name} address 127.0.0.1:{port} is in use by another process"
+    flag = "--" + plane.replace("_", "-")
+    assert line == (
+        f"ramrack: {name} address 127.0.0.1:{port} is in use by another process: stop it, or take "
+        f"another {flag} (0: any free one)"
+    )
 
 
 def test_an_admin_plane_open_to_others_needs_a_token(tmp_path: Path) -> None:

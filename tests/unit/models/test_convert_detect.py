@@ -133,7 +133,11 @@ def test_foreign_and_damaged_files_are_refused_with_the_reason(tmp_path, name, c
 
 @pytest.mark.parametrize(
     ("marker", "reason"),
-    [("MLmodel", "MLflow folder"), ("saved_model.pb", "SavedModel"), ("x", "a folder, not a file: push")],
+    [
+        ("MLmodel", "MLflow folder"),
+        ("saved_model.pb", "SavedModel"),
+        ("x", "a folder, not a file: push"),
+    ],
 )
 def test_folders_are_refused_with_what_they_are(tmp_path, marker, reason):
     """A folder of another tool is named."""
@@ -184,6 +188,19 @@ def test_a_format_that_the_pickle_is_not_is_refused(tmp_path, module, name, want
     path.write_bytes(pickle.dumps(getattr(importlib.import_module(module), name)()))
     with pytest.raises(ConversionRefused, match=f"holds a .*{name}.*not {wanted}: use --format"):
         convert("m", path, ConvertOptions(format=wanted))
+
+
+@pytest.mark.extra
+@pytest.mark.slow
+def test_an_estimator_known_to_differ_is_refused_by_name(tmp_path):
+    """Nobody waits for a parity check that is bound to fail."""
+    from sklearn.ensemble import IsolationForest
+
+    path = tmp_path / "m.pkl"
+    model = IsolationForest(n_estimators=2).fit([[0.0], [1.0], [5.0]])
+    path.write_bytes(pickle.dumps(model))
+    with pytest.raises(ConversionRefused, match=r"^scores of IsolationForest are not converted"):
+        convert("m", path)
 
 
 def test_a_missing_library_is_named_with_the_command_to_type(tmp_path, monkeypatch):

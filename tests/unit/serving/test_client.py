@@ -51,10 +51,10 @@ def test_a_missing_token_is_said_with_where_to_give_it():
     """A 401 names the variable: to set it, or to look at what is in it."""
     refusal = httpx.Response(401, json={"error": "the token is not known here"})
     client, _ = client_of(lambda _: refusal)
-    with client, pytest.raises(ClientError, match="^a token is needed: set RAMRACK_ADMIN_TOKEN$"):
+    with client, pytest.raises(ClientError, match=r"^a token is needed: set RAMRACK_ADMIN_TOKEN$"):
         client.models()
     client, _ = client_of(lambda _: refusal, "secret")
-    with client, pytest.raises(ClientError, match="not known here: check RAMRACK_ADMIN_TOKEN$"):
+    with client, pytest.raises(ClientError, match=r"not known here: check RAMRACK_ADMIN_TOKEN$"):
         client.models()
 
 

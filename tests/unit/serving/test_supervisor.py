@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,17 @@ async def test_nothing_settles_while_no_worker_listens() -> None:
         it.supervisor.publish(target(1))
         with pytest.raises(TimeoutError, match=r"slots \[0, 1\] did not get there within 0.05 s"):
             await it.supervisor.settled(1, 0.05)
+
+
+async def test_a_worker_that_accepts_during_a_restore_is_waited_for() -> None:
+    """It has not said that it listens, but its clients come at once: what it lacks, they miss."""
+    async with fleet("late-second") as it:
+        it.supervisor.publish(replace(target(1, A1), is_restored=False))
+        it.supervisor.start()
+        with pytest.raises(TimeoutError, match=r"slots \[1\] did not get there within 2 s"):
+            await it.supervisor.settled(1, 2)
+        it.supervisor.publish(target(2, A1))
+        assert (await it.supervisor.settled(2, 20))[A1].state == "READY"
 
 
 async def test_a_generation_is_taken_when_every_listening_worker_routes_by_it() -> None:

@@ -25,6 +25,7 @@ from serving.fleet import VersionKey, VersionReport, WorkerInfo
 from serving.settings import SCOPES, Settings, Token
 from serving.target import Target, parse_target
 from tests.disk_model import UnsyncedFiles
+from tests.unit.serving.admin.documented import checker
 
 MIB = 1 << 20
 SIGNATURE = Signature(
@@ -191,8 +192,9 @@ class World:
             self.control, self.settings, tokens=tokens, render_metrics=lambda: b"metrics 1\n"
         )
         return httpx.AsyncClient(
-            transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8081", **more
-        )
+            transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8081",
+            event_hooks={"response": [checker(app)]}, **more,
+        )  # fmt: skip
 
 
 @pytest.fixture

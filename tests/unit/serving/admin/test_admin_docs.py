@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from serving.admin.app import CALLS
+from serving.admin.table import CALLS
 
 PAGE = Path(__file__).parents[4] / "docs" / "ADMIN_API.md"
 _ROW = re.compile(r"^\| (`[A-Z]+ /.*?) \| (\w+) \|", re.MULTILINE)

@@ -9,7 +9,8 @@ import re
 import pytest
 
 from registry.errors import InvalidInput
-from serving.admin.app import CALLS, create_admin_app
+from serving.admin.app import create_admin_app
+from serving.admin.table import CALLS
 from serving.auth import Authenticator, admin_tokens, check_exposure, data_tokens
 from serving.errors import Unauthorized
 from serving.settings import SCOPES, Settings, Token

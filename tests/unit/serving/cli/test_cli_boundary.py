@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from models.errors import ConversionRefused
-from serving.cli import main, output
+from serving.cli import main, output, upkeep
 from serving.cli.options import ADMIN_URL_DEFAULT, DATA_URL_DEFAULT
 from serving.cli.output import print_table, size_text
 from serving.client.api import ADMIN_URL, DATA_URL
@@ -42,6 +42,13 @@ def test_help_imports_nothing_heavy():
 def test_the_default_addresses_are_the_clients():
     """The command line repeats them only to stay light."""
     assert (ADMIN_URL_DEFAULT, DATA_URL_DEFAULT) == (ADMIN_URL, DATA_URL)
+
+
+def test_the_bound_of_events_is_the_servers():
+    """What --limit allows is what the server gives."""
+    from serving.admin.calls import MAX_EVENTS
+
+    assert upkeep.MAX_EVENTS == MAX_EVENTS
 
 
 def failing(error: BaseException):

@@ -1,0 +1,246 @@
+"""JSON schemas of what admin calls answer, good and bad, for the OpenAPI document."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from registry.lifecycle import State
+from serving.admin.views import TRITON_STATES
+from serving.web.openapi import Document, schema_ref
+
+
+def _object(properties: Mapping[str, Document], *optional: str) -> Document:
+    """Return the schema of an object that has all of ``properties`` but the ``optional`` ones."""
+    return {
+        "type": "object",
+        "properties": dict(properties),
+        "required": [name for name in properties if name not in optional],
+    }
+
+
+def _array(items: Document) -> Document:
+    return {"type": "array", "items": items}
+
+
+def _or_null(schema: Document) -> Document:
+    if "$ref" in schema:
+        return {"anyOf": [schema, {"type": "null"}]}
+    return {**schema, "type": [schema["type"], "null"]}
+
+
+_TEXT: Final[Document] = {"type": "string"}
+_FLAG: Final[Document] = {"type": "boolean"}
+_COUNT: Final[Document] = {"type": "integer", "minimum": 0}
+_VERSION: Final[Document] = {"type": "integer", "minimum": 1}
+_DIGEST: Final[Document] = {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"}
+_TIME: Final[Document] = {"type": "string", "format": "date-time"}
+_SECONDS: Final[Document] = {"type": "number", "minimum": 0}
+_ANY_OBJECT: Final[Document] = {"type": "object", "additionalProperties": True}
+_ANYTHING: Final[Document] = {}
+_ETAG: Final[Document] = {"type": "string", "pattern": '^".*"$'}
+_SPLIT: Final = _array(
+    _object({"version": _VERSION, "weight": {"type": "integer", "minimum": 0, "maximum": 100}})
+)
+_MEMORY: Final[dict[str, Document]] = {
+    "disk_bytes": _COUNT,
+    "weight_bytes": _COUNT,
+    "unique_bytes": _COUNT,
+    "shared_bytes": _COUNT,
+    "private_bytes_per_worker": _or_null(_COUNT)
+    | {"description": "Null until the first load measured it."},
+    "resident_bytes": _or_null(_COUNT) | {"description": "Null: not measured yet."},
+    "locked_bytes": _COUNT,
+}
+_FAILED: Final = _array(_object({"model": _TEXT, "version": _VERSION, "reason": _TEXT}))
+
+ANSWER_SCHEMAS: Final[dict[str, Document]] = {
+    "Object": _object({"digest": _DIGEST, "bytes": _COUNT}),
+    "Models": _object({"models": _array(schema_ref("Model"))}),
+    "Model": _object(
+        {
+            "name": _TEXT,
+            "versions": _array(schema_ref("Version")),
+            "aliases": {"type": "object", "additionalProperties": _VERSION},
+            "route": _or_null(schema_ref("Route")),
+        }
+    ),
+    "Version": _object(
+        {
+            "model": _TEXT,
+            "version": _VERSION,
+            "state": {"type": "string", "enum": [state.value for state in State]},
+            "reason": _TEXT,
+            "digest": _DIGEST,
+            "published": _TIME,
+            "created": _TEXT,
+            "meta": _ANY_OBJECT,
+            "source": _ANY_OBJECT,
+            "signature": _ANY_OBJECT,
+            "runtime": _ANY_OBJECT,
+            "parity": _or_null(_ANY_OBJECT),
+            "aliases": _array(_TEXT),
+            "traffic": {"type": "integer", "minimum": 0, "maximum": 100},
+            "is_previous": _FLAG,
+            "memory": _object(_MEMORY),
+            "load_s": _or_null(_SECONDS),
+            "batching": _or_null(_object({"allowed": _FLAG, "reason": _TEXT})),
+        }
+    ),
+    "Published": _object(
+        {"model": _TEXT, "version": _VERSION, "digest": _DIGEST, "created": _FLAG}
+    ),
+    "Deleted": _object({"model": _TEXT, "version": _VERSION}),
+    "Operation": _object(
+        {
+            "id": _TEXT,
+            "kind": {"type": "string", "enum": ["load", "unload"]},
+            "model": _TEXT,
+            "version": _VERSION,
+            "state": {"type": "string", "enum": ["running", "succeeded", "failed"]},
+            "progress": {"type": "number", "minimum": 0, "maximum": 1},
+            "stage": _TEXT,
+            "reason": _TEXT,
+            "started": _TIME,
+            "ended": _or_null(_TIME),
+        }
+    ),
+    "Plan": _object(
+        {
+            "needs_bytes": _COUNT,
+            "free_bytes": _COUNT,
+            "fits": _FLAG,
+            "weight_bytes": _COUNT,
+            "new_bytes": _COUNT,
+            "private_bytes_per_worker": _MEMORY["private_bytes_per_worker"],
+            "workers": _COUNT,
+            "is_estimated": _FLAG | {"description": "needs_bytes is a lower bound."},
+            "reason": _TEXT | {"description": "Why it is estimated; else empty."},
+            "would_evict": _array(_object({"model": _TEXT, "version": _VERSION})),
+        }
+    ),
+    "Alias": _object(
+        {
+            "model": _TEXT,
+            "alias": _TEXT,
+            "version": _or_null(_VERSION),
+            "previous": _or_null(_VERSION),
+        }
+    ),
+    "Route": _object(
+        {
+            "model": _TEXT,
+            "split": _SPLIT,
+            "shadow": _array(_VERSION),
+            "latest": _FLAG,
+            "previous": _or_null(_VERSION),
+            "etag": _ETAG,
+        }
+    ),
+    "RouteDeleted": _object({"model": _TEXT, "split": _SPLIT}),
+    "History": _object(
+        {
+            "history": _array(
+                _object(
+                    {
+                        "seq": _COUNT,
+                        "time": _TIME,
+                        "who": _TEXT,
+                        "reason": _TEXT,
+                        "split": _SPLIT,
+                        "latest": _FLAG,
+                    }
+                )
+            )
+        }
+    ),
+    "Event": _object(
+        {
+            "seq": _COUNT,
+            "time": _TIME,
+            "kind": _TEXT,
+            "model": _or_null(_TEXT),
+            "version": _or_null(_VERSION),
+            "who": _TEXT,
+            "address": _TEXT,
+            "reason": _TEXT,
+            "before": _ANYTHING,
+            "after": _ANYTHING,
+        }
+    ),
+    "Events": _object({"events": _array(schema_ref("Event")), "next": _COUNT}),
+    "Memory": _object(
+        {
+            "budget_bytes": _COUNT,
+            "committed_bytes": _COUNT,
+            "free_bytes": _COUNT,
+            "unreleased_bytes": _COUNT,
+            "versions": _array(_object({"model": _TEXT, "version": _VERSION, **_MEMORY})),
+        }
+    ),
+    "Workers": _object({"workers": _array(schema_ref("Worker"))}),
+    "Worker": _object(
+        {
+            "slot": _COUNT,
+            "pid": _or_null(_VERSION),
+            "state": _TEXT,
+            "generation": _COUNT,
+            "cpus": _array(_COUNT),
+            "restarts": _COUNT,
+            "reason": _TEXT,
+            "memory_bytes": _COUNT,
+        }
+    ),
+    "Gc": _object({"objects": _COUNT, "bytes": _COUNT}),
+    "Verify": _object(
+        {
+            "objects": _COUNT,
+            "bytes": _COUNT,
+            "damaged": _array(_object({"digest": _TEXT, "reason": _TEXT})),
+        }
+    ),
+    "RepositoryIndex": _array(
+        _object(
+            {
+                "name": _TEXT,
+                "version": _TEXT,
+                "state": {"type": "string", "enum": sorted(set(TRITON_STATES.values()))},
+                "reason": _TEXT,
+            }
+        )
+    ),
+    "Live": _object({"live": _FLAG}),
+    "Ready": _object({"ready": _FLAG, "failed": _FAILED}),
+    "NotReady": _object({"error": _TEXT, "ready": _FLAG, "failed": _FAILED}),
+    "OperationError": _object(
+        {"error": _TEXT, "operation": schema_ref("Operation"), "plan": schema_ref("Plan")},
+        "operation",
+        "plan",
+    )
+    | {"description": "operation: the load or unload that failed; plan: where it was the budget."},
+    "PublishError": _object({"error": _TEXT, "missing": _array(_DIGEST)}, "missing")
+    | {"description": "missing: the objects to upload first."},
+}
+
+DONE: Final[Mapping[int, str]] = {
+    200: "Done.",
+    201: "Made.",
+    202: "Under way: an operation.",
+}
+ADMIN_REASONS: Final[Mapping[int, str]] = {
+    400: "The request, or what it names, is not allowed; error says what and why.",
+    401: "No token, or one that is not known.",
+    403: "The token lacks the scope, or Host or Origin is foreign.",
+    404: "Not known.",
+    405: "The path exists, but not with this verb.",
+    408: "The body did not come in time.",
+    409: "The present state forbids it; error says what stands in the way, and the way out.",
+    413: "The body is too large.",
+    415: "The body is not JSON, or encoded.",
+    429: "Too many operations are under way; Retry-After says when to come back.",
+    431: "The request head is larger than allowed.",
+    500: "Not planned, or an object is damaged; the log has more under the x-request-id.",
+    503: "The store's disk failed, or the server is not ready; error says why.",
+    504: "The workers did not come to the wanted state in time.",
+    507: "No room: the memory budget, or the disk.",
+}

@@ -1,0 +1,135 @@
+"""The table of admin calls: where each one is, who may make it, what it takes and may answer.
+
+Routes, checks, OpenAPI document and documentation tests all read it; nothing is said twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from serving.admin import schema
+from serving.admin.calls import METRICS_TYPE, AdminCalls
+from serving.admin.schema import Body
+
+MODEL: Final = "/admin/v1/models/{model:name}"
+VERSION: Final = MODEL + "/versions/{version:name}"
+Handler = Callable[[AdminCalls, Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A good answer: its status, the name of its schema if it is JSON, else its media type.
+
+    Without either it has no body.
+    """
+
+    status: int
+    schema: str = ""
+    media: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call. ``scope``: what the token must have; empty for what is open to everyone.
+
+    ``query``: allowed parameters; None takes any, for the calls that other programs make.
+    ``refusals``: statuses of errors beyond those that every call of its kind has.
+    ``error``: name of the schema of the errors that its work ends with, where they say more.
+    """
+
+    method: str
+    path: str
+    scope: str
+    handler: Handler
+    answers: tuple[Answer, ...]
+    refusals: tuple[int, ...] = ()
+    query: tuple[str, ...] | None = ()
+    body: Body | None = None
+    error: str = "Error"
+
+    @property
+    def errors(self) -> Mapping[int, str]:
+        """Every error that the call can end with: status to the name of its schema."""
+        known = {answer.status for answer in self.answers}
+        common = {405, 431, 500}
+        if self.scope:
+            common |= {401, 403}
+        if self.query is not None or "{" in self.path:
+            common.add(400)
+        if self.body is not None:
+            common |= {400, 408} if self.body.is_binary else {400, 408, 413, 415}
+        names = dict.fromkeys(common, "Error") | dict.fromkeys(self.refusals, self.error)
+        return {status: names[status] for status in sorted(names) if status not in known}
+
+
+def _json(name: str) -> tuple[Answer, ...]:
+    return (Answer(200, name),)
+
+
+# The disk may fail, or be full, under everything that is written down before it is answered.
+_DISK: Final = (503, 507)
+_NAMED: Final = (404, 409, *_DISK)
+_OPERATED: Final = (400, 404, 409, 429, 500, 503, 504, 507)
+_STARTED: Final = (Answer(200, "Operation"), Answer(202, "Operation"))
+_CHANGE: Final = ("reason",)
+_OPERATE: Final = ("reason", "wait")
+CALLS: Final = (
+    Call("HEAD", "/admin/v1/blobs/{digest}", "push", AdminCalls.head_blob, (Answer(200),),
+         (404, 503)),
+    Call("PUT", "/admin/v1/blobs/{digest}", "push", AdminCalls.put_blob,
+         (Answer(200, "Object"), Answer(201, "Object")), _DISK, body=schema.BINARY),
+    Call("GET", "/admin/v1/models", "read", AdminCalls.list_models, _json("Models")),
+    Call("GET", MODEL, "read", AdminCalls.show_model, _json("Model"), (404,)),
+    Call("POST", MODEL + "/versions", "push", AdminCalls.publish_version,
+         (Answer(200, "Published"), Answer(201, "Published")), (409, *_DISK), _CHANGE,
+         schema.MANIFEST, "PublishError"),
+    Call("GET", VERSION, "read", AdminCalls.show_version, _json("Version"), (404,)),
+    Call("DELETE", VERSION, "admin", AdminCalls.delete_version, _json("Deleted"), _NAMED, _CHANGE),
+    Call("POST", VERSION + ":load", "promote", AdminCalls.load_version, _STARTED, _OPERATED,
+         _OPERATE, schema.EMPTY, "OperationError"),
+    Call("POST", VERSION + ":unload", "promote", AdminCalls.unload_version, _STARTED, _OPERATED,
+         _OPERATE, schema.EMPTY, "OperationError"),
+    Call("POST", VERSION + ":plan", "read", AdminCalls.plan_version, _json("Plan"), (404,),
+         body=schema.EMPTY),
+    Call("GET", "/admin/v1/operations/{id}", "read", AdminCalls.show_operation,
+         _json("Operation"), (404,)),
+    Call("PUT", MODEL + "/aliases/{alias:name}", "promote", AdminCalls.set_alias, _json("Alias"),
+         _NAMED, _CHANGE, schema.ALIAS),
+    Call("DELETE", MODEL + "/aliases/{alias:name}", "promote", AdminCalls.delete_alias,
+         _json("Alias"), _NAMED, _CHANGE),
+    Call("GET", MODEL + "/route", "read", AdminCalls.show_route, _json("Route"), (404,)),
+    Call("PUT", MODEL + "/route", "promote", AdminCalls.set_route, _json("Route"), _NAMED,
+         _CHANGE, schema.ROUTE),
+    Call("DELETE", MODEL + "/route", "promote", AdminCalls.delete_route, _json("RouteDeleted"),
+         _NAMED, _CHANGE),
+    Call("GET", MODEL + "/route/history", "read", AdminCalls.show_history, _json("History"),
+         (404,)),
+    Call("POST", MODEL + "/route:rollback", "promote", AdminCalls.roll_back, _json("Route"),
+         _OPERATED, _CHANGE, schema.ROLLBACK),
+    Call("GET", "/admin/v1/events", "read", AdminCalls.list_events, _json("Events"), (503,),
+         ("since", "model", "limit")),
+    Call("GET", "/admin/v1/memory", "read", AdminCalls.show_memory, _json("Memory")),
+    Call("GET", "/admin/v1/workers", "read", AdminCalls.list_workers, _json("Workers")),
+    Call("POST", "/admin/v1/gc", "admin", AdminCalls.collect_garbage, _json("Gc"), _DISK,
+         _CHANGE, schema.EMPTY),
+    Call("POST", "/admin/v1/verify", "admin", AdminCalls.verify_store, _json("Verify"), (503,),
+         _CHANGE, schema.EMPTY),
+    Call("POST", "/v2/repository/index", "read", AdminCalls.triton_index,
+         _json("RepositoryIndex"), query=None, body=schema.INDEX),
+    Call("POST", "/v2/repository/models/{model:name}/load", "promote", AdminCalls.triton_load,
+         (Answer(200),), _OPERATED, None, schema.TRITON),
+    Call("POST", "/v2/repository/models/{model:name}/unload", "promote",
+         AdminCalls.triton_unload, (Answer(200),), _OPERATED, None, schema.TRITON),
+    Call("GET", "/v2/health/live", "", AdminCalls.live, _json("Live"), query=None),
+    Call("GET", "/v2/health/ready", "", AdminCalls.ready,
+         (Answer(200, "Ready"), Answer(503, "NotReady")), query=None),
+    Call("GET", "/metrics", "read", AdminCalls.metrics, (Answer(200, media=METRICS_TYPE),),
+         query=None),
+    Call("GET", "/", "read", AdminCalls.page, (Answer(200, media="text/html; charset=utf-8"),),
+         query=None),
+)  # fmt: skip
