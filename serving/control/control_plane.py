@@ -80,7 +80,7 @@ class ControlPlane:
                 reason = "the server ended while it was being loaded: load it again"
                 await self._fail_at_start(key, reason)
         self.fleet.on_quarantine(self._on_quarantine)
-        await writer.change(lambda s, _: desired.touched(s), None)
+        await writer.announce()
         self._restore = self._spawn(self.loads.restore(), "restore")
 
     async def restored(self) -> None:

@@ -136,6 +136,14 @@ class StateWriter:
         """Record something that changes no desired state, such as a clean-up."""
         await self._exclusively(self._record_event(note, after))
 
+    async def announce(self) -> None:
+        """Publish the same wanted state as a new generation, for what this process alone knows.
+
+        Writes nothing: a server that starts again starts new workers, which know no generation.
+        So a start and its restore need no room on the disk.
+        """
+        await self._exclusively(self._announce())
+
     def republish(self) -> None:
         """Publish the present state again, as it is."""
         self.fleet.publish(self.target())
@@ -218,6 +226,10 @@ class StateWriter:
         self.fleet.publish(self.target())
         return before, self.state
 
+    async def _announce(self) -> None:
+        self.state = desired.touched(self.state)
+        self.fleet.publish(self.target())
+
     async def _commit(self, after: DesiredState, event: Event | None) -> None:
         await self._log_late()
         if event is not None:
@@ -250,8 +262,7 @@ class StateWriter:
         known = self.records.get(record.model, {})
         if record.version not in known:
             self.records[record.model] = dict(sorted({**known, record.version: record}.items()))
-            await self._commit(desired.touched(self.state), None)
-            self.fleet.publish(self.target())
+            await self._announce()
         return record, is_new
 
     async def _delete_version(self, model: str, version: int, actor: Actor, reason: str) -> None:

@@ -130,11 +130,11 @@ class VersionLoads:
         writer.warming.add(key)
         writer.restoring.discard(key)
         try:
-            await writer.change(lambda s, _: desired.touched(s), None)
+            await writer.announce()
             await self._loaded(key)
         finally:
             writer.warming.discard(key)
-        await writer.change(lambda s, _: desired.touched(s), None)
+        await writer.announce()
         await self._loaded(key)
 
     async def restore(self) -> None:
@@ -151,7 +151,7 @@ class VersionLoads:
                 else:
                     self.load_s[key] = time.monotonic() - began_s
         self._writer.is_restored = True
-        await self._writer.change(lambda s, _: desired.touched(s), None)
+        await self._writer.announce()
 
     def _restore_order(self) -> list[Key]:
         def rank(key: Key) -> tuple[int, str, int]:

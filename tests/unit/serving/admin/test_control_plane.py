@@ -10,7 +10,7 @@ import pytest
 from models.errors import LoadFailed
 from registry.errors import Conflict, Corrupt, NotFound, OverBudget, StoreFull
 from serving.errors import DeadlineExpired
-from tests.disk_model import ModelDisk
+from tests.disk_model import ModelDisk, UnsyncedFiles
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -548,6 +548,29 @@ async def test_version_waiting_for_its_restore_can_be_asked_for(world):
 
     assert operation.state == "succeeded"
     assert world.fleet.held == {("a", 1): True, ("b", 1): True}
+
+
+class FullDisk(UnsyncedFiles):
+    """No byte more can be written."""
+
+    def write(self, descriptor, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+async def test_a_restart_on_a_full_disk_brings_everything_back(world):
+    """What was loaded serves again: neither a start nor its restore writes anything."""
+    await world.push_loaded("m", 2)
+    await world.control.set_route("m", 2, world.actor)
+    generation = world.control.writer.state.generation
+
+    world.files = FullDisk()
+    await world.restart()
+    await world.control.restored()
+
+    assert [world.control.status("m", version)[0] for version in (1, 2)] == ["READY", "READY"]
+    assert world.control.route("m").version == 2
+    assert world.fleet.targets[-1].is_restored
+    assert world.control.writer.state.generation > generation
 
 
 async def test_quarantined_version_fails_and_the_route_goes_back(world):
