@@ -104,6 +104,8 @@ class OnnxServable:
         )
         self._outputs = {spec.name: spec for spec in signature.outputs}
         self._names = [spec.name for spec in signature.outputs]
+        self._input_dims = {node.name: tuple(node.shape) for node in session.get_inputs()}
+        self._output_dims = {node.name: tuple(node.shape) for node in session.get_outputs()}
         self._running: dict[int, ort.RunOptions] = {}
         self._lock = threading.Lock()
 
@@ -122,7 +124,8 @@ class OnnxServable:
             self._output(name)
         feeds = self._feeds(inputs)
         if self._is_empty_batch(feeds):
-            return [_no_rows(self._output(name)) for name in names]
+            sizes = self._sizes_of(feeds)
+            return [_no_rows(self._output(name), self._output_dims[name], sizes) for name in names]
         if not names:
             return []
         options = ort.RunOptions()
@@ -194,6 +197,15 @@ class OnnxServable:
         if spec is None:
             raise InputRefused(f"output {shown(name)} is unknown")
         return spec
+
+    def _sizes_of(self, feeds: Mapping[str, Array]) -> dict[object, int]:
+        """Return the graph's named dimensions with their sizes in this request."""
+        return {
+            dim: size
+            for name, array in feeds.items()
+            for dim, size in zip(self._input_dims[name], array.shape, strict=False)
+            if isinstance(dim, str)
+        }
 
     def _result(self, name: str, result: object) -> Array:
         spec = self._output(name)
@@ -287,10 +299,15 @@ def _check_tensor(what: str, spec: TensorSpec, node: ort.NodeArg, *, is_input: b
         raise LoadFailed(f"{what}: the signature says shape {list(spec.shape)}, the graph {shape}")
 
 
-def _no_rows(spec: TensorSpec) -> Array:
+def _no_rows(spec: TensorSpec, dims: Sequence[object], sizes: Mapping[object, int]) -> Array:
+    """Return the output of no rows: an open size is the input's of the same name, else 0."""
     if not spec.shape or spec.shape[0] != -1:
         raise InputRefused(
             f"a batch of no rows has no answer: output {spec.name!r} does not follow the rows"
         )
-    shape = (0, *(max(size, 0) for size in spec.shape[1:]))
-    return np.empty(shape, dtype=numpy_dtype(spec.datatype))
+    names = dims if len(dims) == len(spec.shape) else [None] * len(spec.shape)
+    shape = [
+        size if size >= 0 else sizes.get(name, 0)
+        for size, name in zip(spec.shape[1:], names[1:], strict=True)
+    ]
+    return np.empty((0, *shape), dtype=numpy_dtype(spec.datatype))

@@ -66,8 +66,7 @@ class Facts:
     """What the parent adds to the counts of the workers, as it is at the time of a scrape.
 
     ``versions``: all published ones, or only those not UNLOADED. ``loads``: ended loads by result,
-    "succeeded" or "failed". ``worker_restarts``: by a short fixed reason; where it is not given,
-    the restarts of all slots count under "any".
+    "succeeded" or "failed". ``worker_restarts``: by a short fixed reason.
     """
 
     versions: Sequence[VersionFacts] = ()
@@ -242,10 +241,7 @@ class _Page(Collector):
         restarts = CounterMetricFamily(
             "ramrack_worker_restarts", "Workers that were replaced.", labels=("reason",)
         )
-        by_reason = self._facts.worker_restarts or {
-            "any": sum(worker.restarts for worker in self._facts.workers)
-        }
-        for reason, count in by_reason.items():
+        for reason, count in self._facts.worker_restarts.items():
             restarts.add_metric([reason], count)
         yield restarts
 

@@ -6,11 +6,15 @@ import asyncio
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from serving.fleet import VersionKey, VersionReport, WorkerInfo
 from serving.workers import messages
 from serving.workers.wire import Frame, WireError
 from serving.workers.worker_process import WorkerProcess
+
+# Why a worker was replaced, as the metrics count it; each is there from the start.
+RESTART_LABELS: Final = ("hung", "start", "signal", "exit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +121,7 @@ class Slot:
         return ""
 
     def restart_label(self, code: int) -> str:
-        """Return why a worker was replaced, as one of a few words for the metrics."""
+        """Return why a worker was replaced, as one of RESTART_LABELS."""
         if self.kill_reason:
             return "hung"
         if not self.is_ready:

@@ -26,7 +26,7 @@ from serving.workers import messages
 from serving.workers.cores import WorkerPlan
 from serving.workers.deaths import MAX_DEATHS, DeathLedger, is_from_outside, oom_kills, suspects
 from serving.workers.messages import Hello
-from serving.workers.slot import Slot, Timings
+from serving.workers.slot import RESTART_LABELS, Slot, Timings
 from serving.workers.wire import WireError
 from serving.workers.worker_process import WORKER_COMMAND, WorkerProcess, describe_exit
 
@@ -72,7 +72,7 @@ class Supervisor:
         self._tasks: list[asyncio.Task[None]] = []
         self._target: Target | None = None
         self._ledger = DeathLedger()
-        self._restarts: Counter[str] = Counter()
+        self._restarts = Counter(dict.fromkeys(RESTART_LABELS, 0))
         self._quarantined: dict[VersionKey, str] = {}
         self._callbacks: list[Callable[[str, int, str], None]] = []
         self._before_respawn: Callable[[], Awaitable[None]] | None = None

@@ -231,12 +231,6 @@ def test_what_the_parent_knows(memory: MetricsMemory) -> None:
     assert value(found, "process_cpu_seconds_total") > 0
 
 
-def test_restarts_without_reasons_are_summed(memory: MetricsMemory) -> None:
-    """Where nobody says why, the restarts of all slots are counted."""
-    found = samples(memory, Facts(workers=(worker(0, restarts=1), worker(1, restarts=2))))
-    assert value(found, "ramrack_worker_restarts_total", reason="any") == 3
-
-
 def test_processor_time_outlives_a_worker(memory: MetricsMemory) -> None:
     """A replacement's processor time is added to that of those before it."""
     memory.writer(0).plane.loop_lag(0)
