@@ -84,7 +84,7 @@ class Store:
         )
         self._versions = VersionTable(root / layout.MODELS_DIR, self._temporary_dir, files)
         self.events = EventLog(root / layout.EVENTS_FILE, files, is_read_only=lock is None)
-        self._unlogged = self._find_unlogged()
+        self._unlogged = self._compare_with_log()
 
     @classmethod
     def open(
@@ -275,16 +275,22 @@ class Store:
             )
         return self.root / layout.STATE_DIR / f"{name}.json"
 
-    def _find_unlogged(self) -> list[tuple[VersionRecord, JsonObject]]:
-        """Return the versions whose event a crash kept from the log, oldest first."""
+    def _compare_with_log(self) -> list[tuple[VersionRecord, JsonObject]]:
+        """Return the versions whose event a crash kept from the log, oldest first.
+
+        The other way round, a number that the log knows stays used although its record is lost:
+        aliases and clients may still mean that content by it.
+        """
         missing = {
             (record.model, record.version, record.published): (record, meta)
             for model in self._versions.models()
             for record in self._versions.versions(model)
             if (meta := self._versions.event_of(record.model, record.version))
         }
-        for event in self.events.scan() if missing else ():
+        for event in self.events.scan():
             missing.pop((event.model or "", event.version or 0, event.time), None)
+            if event.kind == "publish" and event.model and event.version:
+                self._versions.never_give(event.model, event.version)
         return sorted(missing.values(), key=lambda entry: entry[0].published)
 
     def _complete_log(self) -> None:

@@ -250,6 +250,10 @@ class VersionTable:
         highest = document["highest"] if document else 0
         return highest if isinstance(highest, int) else 0
 
+    def never_give(self, model: str, version: int) -> None:
+        """Count a number as used, whether or not there is a record of it."""
+        self._highest[model] = max(self._highest.get(model, 0), version)
+
     def sync_folders(self) -> None:
         """Make every name that was found at the start durable, before anything builds on it."""
         with disk_errors("sync the models"):

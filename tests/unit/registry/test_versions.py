@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,6 +73,22 @@ def test_c07_a_number_is_never_given_twice(tmp_path: Path, is_restarted: bool) -
     with store:
         assert store.models() == ()
         assert store.publish(manifest_of("m", 0, mark=0))[0].version == 4
+
+
+def test_c07_a_number_whose_record_is_lost_stays_used(tmp_path: Path) -> None:
+    """The log of changes remembers it, so that an alias never comes to mean other content."""
+    event = {"kind": "publish"}
+    with Store.open(tmp_path, files=UnsyncedFiles()) as store:
+        upload(store, payload(0))
+        for mark in range(2):
+            store.publish(manifest_of("m", 0, mark=mark), event)
+        store.publish(manifest_of("n", 0), event)
+    (tmp_path / "models" / "m" / "versions" / "2.json").unlink()
+    shutil.rmtree(tmp_path / "models" / "n")
+    with Store.open(tmp_path, files=UnsyncedFiles()) as store:
+        assert store.models() == ("m",)
+        assert store.publish(manifest_of("m", 0, mark=2), event)[0].version == 3
+        assert store.publish(manifest_of("n", 0, mark=2), event)[0].version == 2
 
 
 def test_names_that_differ_in_case_or_hold_dots_are_different_models(tmp_path: Path) -> None:
