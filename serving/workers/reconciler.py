@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from models.errors import LoadFailed
+from models.memory import resident_anonymous_bytes, trim
 from models.servable import Loader, LoadSpec, Servable
 from models.signature import Signature
 from registry.lifecycle import State
@@ -19,7 +21,6 @@ from registry.serving_map import ModelView, ServingMap, Snapshot, VersionView
 from serving.fleet import VersionKey, VersionReport
 from serving.target import Target, TargetVersion
 from serving.workers.messages import Report
-from serving.workers.process_memory import anonymous_bytes, trim
 
 _log = logging.getLogger(__name__)
 # A batcher gets this long to end the runs that outlasted the drain; they are terminated first.
@@ -261,7 +262,7 @@ class Reconciler(Generic[S]):
             await asyncio.wait([removal.task])
         self._mark_loading(key)
         self.is_loading = True
-        before_bytes, started = anonymous_bytes(), time.monotonic()
+        before_bytes, started = resident_anonymous_bytes(os.getpid()), time.monotonic()
         try:
             servable = await self._in_thread(self._open, version)
             served = self._build(version, servable)
@@ -273,7 +274,7 @@ class Reconciler(Generic[S]):
         else:
             self._reports[key] = VersionReport(
                 State.READY, "", time.monotonic() - started,
-                max(0, anonymous_bytes() - before_bytes),
+                max(0, resident_anonymous_bytes(os.getpid()) - before_bytes),
             )  # fmt: skip
             self._settle_load(key, served)
         finally:

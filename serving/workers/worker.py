@@ -19,6 +19,7 @@ from typing import Final
 
 import uvloop
 
+from models.memory import trim
 from models.servable import Loader, Servable
 from registry.serving_map import ServingMap
 from serving.data.app import create_data_app
@@ -31,7 +32,7 @@ from serving.target import TargetVersion, parse_target
 from serving.web.server import HttpServer
 from serving.workers import messages
 from serving.workers.messages import Hello, Report
-from serving.workers.process_memory import proportional_bytes, trim
+from serving.workers.process_memory import proportional_bytes
 from serving.workers.reconciler import Reconciler
 from serving.workers.wire import Wire, WireError
 

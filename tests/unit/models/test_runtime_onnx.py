@@ -265,7 +265,7 @@ class TestLoading:
 
     @pytest.mark.slow
     def test_c01_memory_comes_back_after_close(self, shelf: Shelf) -> None:
-        """Loading, running and closing forty times leaves less than two of the forty models."""
+        """Loading, running and closing forty times leaves less than one of the forty models."""
         package = shelf.put(graphs.gemm(1024, 1024))
 
         def cycle() -> None:
@@ -278,7 +278,7 @@ class TestLoading:
         before = anonymous_bytes()
         for _ in range(40):
             cycle()
-        assert anonymous_bytes() - before < 8 * MIB  # a model is 4 MiB; the heap itself breathes
+        assert anonymous_bytes() - before < 4 * MIB
         assert not any(
             package.manifest.tensors[0].digest.removeprefix("sha256:") in line
             for line in Path("/proc/self/maps").read_text().splitlines()
