@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -26,6 +26,10 @@ class Inspection:
     ``is_batchable``: rows of different requests may share a run; ``batch_reason`` says why (not).
     ``run_s``: median seconds of a run with one row. ``load_s``: seconds to a usable session.
     ``private_bytes``: anonymous memory that each worker will hold for this version.
+    ``mode``: how workers hold the weights (``private``, ``mapped`` or ``packed``), and
+    ``mode_reason`` why so. ``graph``: digest of the graph object that workers open; empty: the
+    manifest's. ``resident``: digest to bytes of all that serving and loading read, once a machine;
+    empty: the manifest's graph and tensors.
     """
 
     signature: Signature
@@ -35,6 +39,10 @@ class Inspection:
     run_s: float
     load_s: float
     private_bytes: int
+    mode: str = "private"
+    mode_reason: str = ""
+    graph: str = ""
+    resident: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> JsonObject:
         """Return the JSON form, for the wire and for the persisted state."""
@@ -53,6 +61,11 @@ def parse_inspection(document: Mapping[str, Any]) -> Inspection:
         run_s=float(document["run_s"]),
         load_s=float(document["load_s"]),
         private_bytes=int(document["private_bytes"]),
+        # A state that an older release persisted says nothing of these.
+        mode=str(document.get("mode", "private")),
+        mode_reason=str(document.get("mode_reason", "")),
+        graph=str(document.get("graph", "")),
+        resident={str(k): int(v) for k, v in document.get("resident", {}).items()},
     )
 
 

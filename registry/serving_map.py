@@ -20,6 +20,7 @@ from registry.errors import Conflict, NotFound, NotReady
 from registry.ident import LATEST, shown
 from registry.lifecycle import State
 from registry.manifest import JsonObject
+from registry.traffic import Traffic
 
 T = TypeVar("T")
 
@@ -44,7 +45,7 @@ class ModelView(Generic[T]):
     name: str
     versions: Mapping[int, VersionView[T]]
     aliases: Mapping[str, int] = field(default_factory=dict)
-    route: int | None = None
+    route: Traffic | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +164,7 @@ def _resolve(model: ModelView[T], selector: str | int | None) -> int:
             raise NotReady(
                 f"model {shown(model.name)} has no route: load a version, or name one in the path"
             )
-        return model.route
+        return model.route.split[0].version
     if selector == LATEST:
         serving = [number for number, view in model.versions.items() if view.target is not None]
         if not serving:

@@ -12,6 +12,8 @@ from typing import Any
 
 from models.servable import Inspection, parse_inspection
 from registry.manifest import Json, JsonObject, Manifest, parse_manifest
+from registry.model_settings import ModelSettings
+from registry.traffic import Traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +41,18 @@ class CatalogEntry:
 class Target:
     """The wanted state. ``generation`` only rises; a report names the generation it holds.
 
-    ``routes``: model to the version that a request without one goes to.
+    ``routes``: model to where a request without a version goes. ``settings``: what is set for it.
     ``catalog``: model to version to entry, every published version.
     ``is_restored``: the loads that a start repeats are over, so ready may be said.
     """
 
     generation: int
     versions: tuple[TargetVersion, ...] = ()
-    routes: Mapping[str, int] = field(default_factory=dict)
+    routes: Mapping[str, Traffic] = field(default_factory=dict)
     aliases: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     catalog: Mapping[str, Mapping[int, CatalogEntry]] = field(default_factory=dict)
     is_restored: bool = True
+    settings: Mapping[str, ModelSettings] = field(default_factory=dict)
 
     def to_json(self) -> JsonObject:
         """Return the JSON form that ``parse_target`` reads."""
@@ -78,10 +81,11 @@ class Target:
         return {
             "generation": self.generation,
             "versions": versions,
-            "routes": dict(self.routes),
+            "routes": {model: traffic.to_json() for model, traffic in self.routes.items()},
             "aliases": {model: dict(names) for model, names in self.aliases.items()},
             "catalog": catalog,
             "is_restored": self.is_restored,
+            "settings": {model: item.to_json() for model, item in self.settings.items()},
         }
 
 
@@ -99,11 +103,14 @@ def parse_target(document: Mapping[str, Any]) -> Target:
             )
             for v in document["versions"]
         ),
-        routes=document["routes"],
+        routes={model: Traffic.of_json(item) for model, item in document["routes"].items()},
         aliases=document["aliases"],
         catalog={
             model: {int(version): CatalogEntry(**entry) for version, entry in entries.items()}
             for model, entries in document["catalog"].items()
         },
         is_restored=document["is_restored"],
+        settings={
+            model: ModelSettings.of_json(item) for model, item in document["settings"].items()
+        },
     )

@@ -22,6 +22,7 @@ from registry.lifecycle import State
 from registry.manifest import Json, JsonObject, Manifest
 from registry.rollout import Stamp
 from registry.store import Store, VersionRecord
+from registry.traffic import Traffic
 from serving.auth import Actor
 from serving.fleet import Fleet
 from serving.target import CatalogEntry, Target, TargetVersion
@@ -165,7 +166,11 @@ class StateWriter:
         return Target(
             generation=state.generation,
             versions=versions,
-            routes={n: m.route.version for n, m in state.models.items() if m.route is not None},
+            routes={
+                name: Traffic.whole(model.route.version)
+                for name, model in state.models.items()
+                if model.route is not None
+            },
             aliases={
                 name: {alias: entry.version for alias, entry in model.aliases.items()}
                 for name, model in state.models.items()

@@ -78,7 +78,8 @@ def v1_status(model: ModelView[Any]) -> JsonObject:
     """Return the states of a model as TensorFlow Serving (a list) and KServe (``ready``) do."""
     return {
         "name": model.name,
-        "ready": model.route is not None and is_ready(model.versions[model.route]),
+        "ready": model.route is not None
+        and all(is_ready(model.versions[share.version]) for share in model.route.split),
         "model_version_status": [
             {
                 "version": str(number),

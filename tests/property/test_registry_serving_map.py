@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from registry.errors import NotFound, NotReady
 from registry.lifecycle import State
 from registry.serving_map import Handle, ModelView, ServingMap, Snapshot, VersionView
+from registry.traffic import Traffic
 
 versions = st.dictionaries(st.integers(1, 4), st.sampled_from(State), max_size=4)
 selectors = st.none() | st.integers(1, 4) | st.sampled_from(["latest", "stable", "other"])
@@ -56,7 +57,8 @@ class ServingMapMachine(RuleBasedStateMachine):
             v: VersionView("m", v, state, "reason", "digest", {}, self.targets.get(v))
             for v, state in states.items()
         }
-        model = ModelView("m", views, {} if alias is None else {"stable": alias}, route)
+        traffic = None if route is None else Traffic.whole(route)
+        model = ModelView("m", views, {} if alias is None else {"stable": alias}, traffic)
         self.map.replace(Snapshot({"m": model}, self.generation, is_restored=True))
 
     def meant(self, selector: int | str | None) -> int | None:

@@ -9,6 +9,7 @@ import pytest
 from registry.errors import Conflict, NotFound, NotReady
 from registry.lifecycle import State
 from registry.serving_map import ModelView, ServingMap, Snapshot, VersionView
+from registry.traffic import Traffic
 
 
 def view(version: int, state: State = State.READY, reason: str = "loaded") -> VersionView[str]:
@@ -22,7 +23,8 @@ def snapshot(
     aliases: dict[str, int] | None = None,
     generation: int = 1,
 ) -> Snapshot[str]:
-    model = ModelView("m", {v.version: v for v in views}, aliases or {}, route)
+    traffic = None if route is None else Traffic.whole(route)
+    model = ModelView("m", {v.version: v for v in views}, aliases or {}, traffic)
     return Snapshot({"m": model}, generation, is_restored=True)
 
 

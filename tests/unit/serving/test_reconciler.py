@@ -16,6 +16,7 @@ from registry.errors import NotReady
 from registry.lifecycle import State
 from registry.manifest import Manifest
 from registry.serving_map import ServingMap
+from registry.traffic import Traffic
 from serving.fleet import VersionKey
 from serving.target import CatalogEntry, Target, TargetVersion
 from serving.workers.messages import Report
@@ -194,12 +195,19 @@ def test_versions_that_are_not_loaded_are_listed_with_their_reason() -> None:
     """The catalog gives state and reason; aliases, route and restore state come along."""
     catalog = {"a": {9: CatalogEntry("FAILED", "no such operator", "sha256:9", {"inputs": []})}}
     wanted = target(
-        4, catalog=catalog, routes={"a": 9}, aliases={"a": {"prod": 9}}, is_restored=False
+        4,
+        catalog=catalog,
+        routes={"a": Traffic.whole(9)},
+        aliases={"a": {"prod": 9}},
+        is_restored=False,
     )
     snapshot = snapshot_of(wanted, {}, {})
     view = snapshot.models["a"].versions[9]
     assert (view.state, view.reason, view.target) == (State.FAILED, "no such operator", None)
-    assert (snapshot.models["a"].route, snapshot.models["a"].aliases) == (9, {"prod": 9})
+    assert (snapshot.models["a"].route, snapshot.models["a"].aliases) == (
+        Traffic.whole(9),
+        {"prod": 9},
+    )
     assert (snapshot.generation, snapshot.is_restored) == (4, False)
 
 
@@ -321,12 +329,16 @@ async def test_a_version_wanted_again_during_its_drain_is_kept() -> None:
 async def test_a_newer_target_routes_at_once_while_a_load_is_under_way() -> None:
     """A rollback does not wait for somebody's two-minute load."""
     async with worker() as it:
-        await it.holds(target(1, version(A1), routes={"a": 1}))
+        await it.holds(target(1, version(A1), routes={"a": Traffic.whole(1)}))
         it.loader.gates[A2], it.loader.begun[A2] = threading.Event(), threading.Event()
-        it.reconciler.set_target(target(2, version(A1), version(A2), routes={"a": 1}))
+        it.reconciler.set_target(
+            target(2, version(A1), version(A2), routes={"a": Traffic.whole(1)})
+        )
         await begun(it.loader.begun[A2])
-        it.reconciler.set_target(target(3, version(A1), version(A2), routes={"a": 2}))
-        assert it.map.snapshot.models["a"].route == 2
+        it.reconciler.set_target(
+            target(3, version(A1), version(A2), routes={"a": Traffic.whole(2)})
+        )
+        assert it.map.snapshot.models["a"].route == Traffic.whole(2)
         assert it.reports.empty()
         it.loader.gates[A2].set()
         assert (await it.report()).generation == 3

@@ -9,6 +9,7 @@ import pytest
 
 from models.errors import LoadFailed
 from registry.errors import Conflict, Corrupt, NotFound, OverBudget, StoreFull
+from registry.traffic import Traffic
 from serving.errors import DeadlineExpired
 from tests.disk_model import ModelDisk, UnsyncedFiles
 
@@ -29,7 +30,7 @@ async def test_first_load_becomes_the_route_and_later_ones_do_not(world):
     """A later load never moves traffic."""
     await world.push_loaded("m", 2)
 
-    assert world.fleet.targets[-1].routes == {"m": 1}
+    assert world.fleet.targets[-1].routes == {"m": Traffic.whole(1)}
     assert world.control.route("m").previous is None
 
 
@@ -88,7 +89,7 @@ async def test_c02_version_that_fails_in_a_worker_is_taken_out_again(world):
     assert world.fleet.held == {("m", 1): True}
     assert world.control.status("m", 2) == ("FAILED", "out of memory while warming up")
     assert world.control.ledger.unreleased_bytes() == 0
-    assert world.fleet.targets[-1].routes == {"m": 1}
+    assert world.fleet.targets[-1].routes == {"m": Traffic.whole(1)}
 
 
 async def test_c02_version_over_the_budget_is_refused_with_the_plan(world):
@@ -473,7 +474,7 @@ async def test_restart_loads_again_what_was_loaded_routed_first(world):
     assert orders[1] == [("a", 2)]
     assert [t.is_restored for t in targets] == [False] * (len(targets) - 1) + [True]
     assert world.fleet.held == {("a", 1): True, ("a", 2): True, ("b", 1): True}
-    assert targets[-1].routes == {"a": 2, "b": 1}
+    assert targets[-1].routes == {"a": Traffic.whole(2), "b": Traffic.whole(1)}
     assert len(world.inspector.calls) == calls
 
 
@@ -582,7 +583,7 @@ async def test_quarantined_version_fails_and_the_route_goes_back(world):
     await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
 
     assert world.fleet.held == {("m", 1): True}
-    assert world.fleet.targets[-1].routes == {"m": 1}
+    assert world.fleet.targets[-1].routes == {"m": Traffic.whole(1)}
     assert world.control.status("m", 2) == ("FAILED", "in flight at three worker deaths")
     assert world.control.route("m").previous is None
 
@@ -639,7 +640,7 @@ async def test_cancelled_caller_does_not_cut_a_change_short(world):
         await task
     await world.control.writer.close()
 
-    assert world.fleet.targets[-1].routes == {"m": 2}
+    assert world.fleet.targets[-1].routes == {"m": Traffic.whole(2)}
     assert world.control.route("m").version == 2
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from models.signature import Signature
 from registry.lifecycle import State
 from registry.serving_map import ModelView, ServingMap, Snapshot, VersionView
+from registry.traffic import Traffic
 from serving.data.app import create_data_app
 from serving.data.batcher import Batcher, BatchLimits
 from serving.data.data_plane import DataPlane, ServedVersion
@@ -49,7 +50,12 @@ class Plane:
     def publish(self) -> None:
         """Show everything to requests."""
         models = {
-            name: ModelView(name, views, self.aliases.get(name, {}), self.routes.get(name))
+            name: ModelView(
+                name,
+                views,
+                self.aliases.get(name, {}),
+                Traffic.whole(self.routes[name]) if name in self.routes else None,
+            )
             for name, views in self.views.items()
         }
         self.serving_map.replace(Snapshot(models, is_restored=self.is_restored))
