@@ -4,6 +4,7 @@ Guarantees:
 1. ``acquire`` reads one snapshot: a request never sees half of a change.
 2. A held handle keeps its target: ``replace`` takes versions from new requests only.
 3. ``drained`` returns once nobody holds the version, in the snapshot or long out of it.
+4. A split keeps its turns while snapshots come and go, so that the shares hold across them.
 
 Everything here belongs to one event loop's thread; nothing locks and nothing blocks.
 """
@@ -11,6 +12,7 @@ Everything here belongs to one event loop's thread; nothing locks and nothing bl
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -20,6 +22,7 @@ from registry.errors import Conflict, NotFound, NotReady
 from registry.ident import LATEST, shown
 from registry.lifecycle import State
 from registry.manifest import JsonObject
+from registry.split import Split
 from registry.traffic import Traffic
 
 T = TypeVar("T")
@@ -92,6 +95,11 @@ class ServingMap(Generic[T]):
         self._snapshot: Snapshot[T] = snapshot or Snapshot()
         self._handles: dict[tuple[str, int], int] = {}
         self._idle: dict[tuple[str, int], asyncio.Event] = {}
+        # What the snapshot's routes come to, so that most requests look up one thing.
+        self._whole: dict[str, VersionView[T]] = {}
+        self._splits: dict[str, Split] = {}
+        self._shadows: dict[str, tuple[int, ...]] = {}
+        self._read_routes()
 
     @property
     def snapshot(self) -> Snapshot[T]:
@@ -106,29 +114,50 @@ class ServingMap(Generic[T]):
                 "which serves already"
             )
         self._snapshot = snapshot
+        self._read_routes()
 
-    def find(self, model: str, selector: int | str | None) -> VersionView[T]:
+    def shadows(self, model: str) -> tuple[int, ...]:
+        """Return the versions that get copies of the requests that the model's route answers."""
+        return self._shadows.get(model, ())
+
+    def find(
+        self, model: str, selector: int | str | None, routing_key: bytes | None = None
+    ) -> VersionView[T]:
         """Return the version that ``selector`` means, whatever its state.
 
         ``selector``: a number, an alias, ``latest`` (the highest that serves), or None for the
-        route. Raises NotFound for an unknown model, version or alias; NotReady where ``latest``
-        or the route means nothing now.
+        route; of a split the version that ``routing_key`` belongs to, or without a key the first.
+        Raises NotFound for an unknown model, version or alias; NotReady where ``latest`` or the
+        route means nothing now.
         """
         known = self._snapshot.models.get(model)
         if known is None:
             raise NotFound(f"model {shown(model)} is not known")
-        number = selector if type(selector) is int else _resolve(known, selector)
+        if type(selector) is int:
+            number = selector
+        elif selector is None and routing_key is not None and (split := self._splits.get(model)):
+            number = split.version_of(routing_key)
+        else:
+            number = _resolve(known, selector)
         view = known.versions.get(number)
         if view is None:
             raise NotFound(f"model {shown(model)} has no version {number}")
         return view
 
-    def acquire(self, model: str, selector: int | str | None) -> Handle[T]:
+    def acquire(
+        self, model: str, selector: int | str | None, routing_key: bytes | None = None
+    ) -> Handle[T]:
         """Return a handle on the version that ``selector`` means, as ``find`` reads it.
 
+        A split without a key is shared out over those of its versions that answer here, by weight:
+        a worker may be behind the others for a moment, and its answer says which version it is of.
+        A key goes to its own version or to none, for its caller relies on that version.
         Raises NotReady, with state and reason, for a version that is known and may not answer.
         """
-        view = self.find(model, selector)
+        if selector is None:
+            view = self._whole.get(model) or self._routed(model, routing_key)
+        else:
+            view = self.find(model, selector)
         if view.target is None:
             raise NotReady(
                 f"model {shown(model)} version {view.version} is {view.state}: {view.reason}"
@@ -146,6 +175,31 @@ class ServingMap(Generic[T]):
         key = (model, version)
         while key in self._handles:
             await self._idle.setdefault(key, asyncio.Event()).wait()
+
+    def _routed(self, model: str, routing_key: bytes | None) -> VersionView[T]:
+        if routing_key is None and (split := self._splits.get(model)):
+            number = split.next_version()
+            if number is not None:
+                return self._snapshot.models[model].versions[number]
+        return self.find(model, None, routing_key)
+
+    def _read_routes(self) -> None:
+        former = self._splits
+        self._whole, self._splits, self._shadows = {}, {}, {}
+        for name, model in self._snapshot.models.items():
+            if model.route is None:
+                continue
+            if model.route.shadow:
+                self._shadows[name] = model.route.shadow
+            shares = model.route.split
+            if len(shares) == 1:
+                view = model.versions.get(shares[0].version)
+                if view is not None and view.target is not None:
+                    self._whole[name] = view
+                continue
+            answering = {n for n, view in model.versions.items() if view.target is not None}
+            position = former[name].position if name in former else secrets.randbits(64)
+            self._splits[name] = Split(name, shares, answering, position)
 
     def _forget(self, model: str, version: int) -> None:
         key = (model, version)

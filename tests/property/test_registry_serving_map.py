@@ -11,10 +11,22 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from registry.errors import NotFound, NotReady
 from registry.lifecycle import State
 from registry.serving_map import Handle, ModelView, ServingMap, Snapshot, VersionView
-from registry.traffic import Traffic
+from registry.split import Split
+from registry.traffic import WEIGHT_SUM, Share, Traffic
 
 versions = st.dictionaries(st.integers(1, 4), st.sampled_from(State), max_size=4)
+keys = st.none() | st.sampled_from([b"", b"ann", b"bob", b"\xff" * 256])
 selectors = st.none() | st.integers(1, 4) | st.sampled_from(["latest", "stable", "other"])
+
+
+@st.composite
+def traffics(draw: st.DrawFn) -> Traffic:
+    """Draw a whole route or a split over two or three versions, and shadows beside it."""
+    split = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3, unique=True))
+    weights = [draw(st.integers(1, 33)) for _ in split[1:]]
+    shares = [Share(split[0], WEIGHT_SUM - sum(weights)), *map(Share, split[1:], weights)]
+    shadow = draw(st.lists(st.integers(1, 4), max_size=2, unique=True))
+    return Traffic(tuple(shares), tuple(shadow))
 
 
 class ServingMapMachine(RuleBasedStateMachine):
@@ -26,7 +38,7 @@ class ServingMapMachine(RuleBasedStateMachine):
         self.map: ServingMap[object] = ServingMap()
         self.generation = 0
         self.states: dict[int, State] = {}
-        self.route: int | None = None
+        self.route: Traffic | None = None
         self.alias: int | None = None
         self.targets: dict[int, object] = {}
         self.held: list[Handle[object]] = []
@@ -48,8 +60,8 @@ class ServingMapMachine(RuleBasedStateMachine):
 
         self.runner.run(turns())
 
-    @rule(states=versions, route=st.none() | st.integers(1, 4), alias=st.none() | st.integers(1, 4))
-    def replace(self, states: dict[int, State], route: int | None, alias: int | None) -> None:
+    @rule(states=versions, route=st.none() | traffics(), alias=st.none() | st.integers(1, 4))
+    def replace(self, states: dict[int, State], route: Traffic | None, alias: int | None) -> None:
         self.generation += 1
         self.states, self.route, self.alias = states, route, alias
         self.targets = {v: object() for v, state in states.items() if state is State.READY}
@@ -57,26 +69,53 @@ class ServingMapMachine(RuleBasedStateMachine):
             v: VersionView("m", v, state, "reason", "digest", {}, self.targets.get(v))
             for v, state in states.items()
         }
-        traffic = None if route is None else Traffic.whole(route)
-        model = ModelView("m", views, {} if alias is None else {"stable": alias}, traffic)
+        model = ModelView("m", views, {} if alias is None else {"stable": alias}, route)
         self.map.replace(Snapshot({"m": model}, self.generation, is_restored=True))
 
-    def meant(self, selector: int | str | None) -> int | None:
+    def meant(self, selector: int | str | None, key: bytes | None) -> set[int]:
+        """Return the versions one of which must answer, if any of them can."""
+        if selector is None:
+            return self.routed(key)
         if selector == "latest":
-            return max(self.targets, default=None)
-        return {"stable": self.alias, "other": None, None: self.route}.get(selector, selector)
+            return {max(self.targets)} if self.targets else set()
+        named = {"stable": self.alias, "other": None}.get(selector, selector)
+        return set() if named is None else {named}
 
-    @rule(selector=selectors)
-    def acquire(self, selector: int | str | None) -> None:
-        version = self.meant(selector)
+    def routed(self, key: bytes | None) -> set[int]:
+        if self.route is None:
+            return set()
+        members = {share.version for share in self.route.split}
+        if key is None or len(members) == 1:
+            return members
+        return {Split("m", self.route.split, (), 0).version_of(key)}
+
+    @rule(selector=selectors, key=keys)
+    def acquire(self, selector: int | str | None, key: bytes | None) -> None:
+        meant = self.meant(selector, key)
         try:
-            handle = self.map.acquire("m", selector)
+            handle = self.map.acquire("m", selector, key)
         except (NotFound, NotReady):
-            assert version not in self.targets
+            assert not meant & self.targets.keys()
             return
-        assert handle.view.version == version
-        assert handle.target is self.targets[version]
+        assert handle.view.version in meant
+        assert handle.target is self.targets[handle.view.version]
         self.held.append(handle)
+
+    @rule(key=keys)
+    def find_changes_no_turn(self, key: bytes | None) -> None:
+        """What is asked about without being used is the same however often it is asked."""
+        found = []
+        for _ in range(3):
+            try:
+                found.append(self.map.find("m", None, key).version)
+            except (NotFound, NotReady):
+                found.append(None)
+        assert len(set(found)) == 1
+        assert found[0] is None or found[0] in self.routed(key)
+
+    @invariant()
+    def shadows_are_those_of_the_route(self) -> None:
+        assert self.map.shadows("m") == (self.route.shadow if self.route else ())
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), times=st.integers(1, 2))

@@ -9,7 +9,7 @@ import pytest
 from registry.errors import Conflict, NotFound, NotReady
 from registry.lifecycle import State
 from registry.serving_map import ModelView, ServingMap, Snapshot, VersionView
-from registry.traffic import Traffic
+from registry.traffic import Share, Traffic
 
 
 def view(version: int, state: State = State.READY, reason: str = "loaded") -> VersionView[str]:
@@ -19,11 +19,11 @@ def view(version: int, state: State = State.READY, reason: str = "loaded") -> Ve
 
 def snapshot(
     *views: VersionView[str],
-    route: int | None = None,
+    route: int | Traffic | None = None,
     aliases: dict[str, int] | None = None,
     generation: int = 1,
 ) -> Snapshot[str]:
-    traffic = None if route is None else Traffic.whole(route)
+    traffic = Traffic.whole(route) if isinstance(route, int) else route
     model = ModelView("m", {v.version: v for v in views}, aliases or {}, traffic)
     return Snapshot({"m": model}, generation, is_restored=True)
 
@@ -87,6 +87,51 @@ def test_a_model_without_a_route_says_what_to_do() -> None:
     assert (empty.snapshot.generation, empty.snapshot.is_restored) == (0, False)
     with pytest.raises(NotFound):
         empty.acquire("m", None)
+
+
+def test_a_split_keeps_its_turns_while_snapshots_come() -> None:
+    """Loads and unloads elsewhere, many times a second, do not pull the shares apart."""
+    route = Traffic((Share(1, 90), Share(2, 10)), shadow=(3,))
+    serving = ServingMap(snapshot(view(1), view(2), route=route))
+    answered = []
+    for turn in range(1000):
+        if turn % 7 == 0:
+            serving.replace(snapshot(view(1), view(2), route=route, generation=turn + 1))
+        with serving.acquire("m", None) as handle:
+            answered.append(handle.view.version)
+    assert all(8 <= answered[start : start + 100].count(2) <= 12 for start in range(901))
+    assert (serving.shadows("m"), serving.shadows("other")) == ((3,), ())
+
+
+def test_a_version_of_a_split_that_is_behind_is_passed_over_unless_a_key_means_it() -> None:
+    """Without a key another member answers; with one its version does or nobody."""
+    route = Traffic((Share(1, 50), Share(2, 50)))
+    loading = view(2, State.LOADING, "this worker is loading it")
+    serving = ServingMap(snapshot(view(1), loading, route=route))
+    for _ in range(20):
+        with serving.acquire("m", None) as handle:
+            assert handle.view.version == 1
+    for number in range(20):
+        key = b"user-%d" % number
+        if serving.find("m", None, key).version == 1:
+            serving.acquire("m", None, key).release()
+        else:
+            with pytest.raises(NotReady, match="version 2 is LOADING: this worker is loading it"):
+                serving.acquire("m", None, key)
+    serving.replace(snapshot(view(1, State.FAILED, "x"), loading, route=route))
+    with pytest.raises(NotReady, match="version 1 is FAILED: x"):
+        serving.acquire("m", None)
+
+
+def test_a_key_changes_nothing_where_one_version_is_meant() -> None:
+    """A whole route, a number and an alias mean what they mean with any key."""
+    route = Traffic((Share(1, 1), Share(2, 99)))
+    split = ServingMap(snapshot(view(1), view(2), route=route, aliases={"stable": 1}))
+    whole = ServingMap(snapshot(view(1), view(2), route=1))
+    for key in (b"a", b"b", b"c"):
+        found = [split.acquire("m", 1, key), split.acquire("m", "stable", key)]
+        found.append(whole.acquire("m", None, key))
+        assert [handle.view.version for handle in found] == [1, 1, 1]
 
 
 def test_a_held_handle_survives_its_version() -> None:
