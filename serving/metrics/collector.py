@@ -102,6 +102,7 @@ class _Page(Collector):
         yield from self._histograms()
         yield from self._version_counters()
         yield from self._version_gauges()
+        yield from self._shadows()
         yield self._rejected()
         yield from self._version_facts()
         yield from self._totals()
@@ -172,6 +173,26 @@ class _Page(Collector):
             for key, numbers in self._numbers.items():
                 family.add_metric(_labels(key), numbers.cells[cell])
             yield family
+
+    def _shadows(self) -> Iterator[Metric]:
+        results = CounterMetricFamily(
+            "ramrack_shadow",
+            "Copies of requests that a version got as a shadow.",
+            labels=(*_VERSION, "result"),
+        )
+        largest = GaugeMetricFamily(
+            "ramrack_shadow_max_difference",
+            "Largest difference of a shadow's number from the answer's.",
+            labels=_VERSION,
+        )
+        for key, numbers in self._numbers.items():
+            counts = numbers.shadow_results()
+            for result, count in counts.items():
+                results.add_metric([*_labels(key), result], count)
+            if counts:
+                bits = numbers.cells[layout.SHADOW_MAX_DIFFERENCE]
+                largest.add_metric(_labels(key), layout.double_of(bits))
+        yield from (results, largest)
 
     def _rejected(self) -> Metric:
         family = CounterMetricFamily(

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from struct import Struct
 from typing import Final
 
 CELL_BYTES: Final = 8
+_INTEGER: Final = Struct("=q")
+_DOUBLE: Final = Struct("=d")
 
 # Status codes counted one by one; all others share the last cell.
 CODES: Final = (
@@ -22,6 +25,9 @@ REASONS: Final = (
     "queue_full", "in_flight", "deadline", "cancelled", "body_too_large", "headers_too_large",
     "too_slow", "bad_request", "unsupported_media", "stopping", OTHER,
 )  # fmt: skip
+
+# What came of the copies of requests that a version got as a shadow.
+SHADOW_RESULTS: Final = ("same", "different", "failed", "shed")
 
 DURATION_BOUNDS_S: Final = (
     0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05,
@@ -83,6 +89,9 @@ FAIL_NS: Final = _block.take()
 INPUT_NS: Final = _block.take()
 INFER_NS: Final = _block.take()
 OUTPUT_NS: Final = _block.take()
+SHADOW: Final = _block.take(len(SHADOW_RESULTS))
+# A non-negative double by its bits, which order as the doubles do.
+SHADOW_MAX_DIFFERENCE: Final = _block.take()
 BY_CODE: Final = _block.take(len(CODES) + 1)
 DURATION: Final = Histogram(_block.size, DURATION_BOUNDS_NS)
 _block.take(DURATION.cells)
@@ -130,6 +139,19 @@ REGION_BYTES: Final = REGION_CELLS * CELL_BYTES
 CODE_CELL: Final = {code: index for index, code in enumerate(CODES)}
 OTHER_CODE_CELL: Final = len(CODES)
 REASON_CELL: Final = {reason: index for index, reason in enumerate(REASONS)}
+SHADOW_CELL: Final = {result: index for index, result in enumerate(SHADOW_RESULTS)}
+
+
+def bits_of(value: float) -> int:
+    """Return the cell that holds a non-negative double; of two, the larger has the larger bits."""
+    bits: int = _INTEGER.unpack(_DOUBLE.pack(value))[0]
+    return bits
+
+
+def double_of(bits: int) -> float:
+    """Return the double of a cell that ``bits_of`` made."""
+    value: float = _DOUBLE.unpack(_INTEGER.pack(bits))[0]
+    return value
 
 
 def entry_at(block: int) -> int:

@@ -114,6 +114,13 @@ class VersionCounters:
         """Count named columns that a request sent and the version does not know."""
         self._cells[self._base + layout.UNKNOWN_COLUMNS] += count
 
+    def shadow_done(self, result: str, difference: float = 0.0) -> None:
+        """Count what came of a copy, one of ``layout.SHADOW_RESULTS``, and how far it was off."""
+        cells, base = self._cells, self._base
+        cells[base + layout.SHADOW + layout.SHADOW_CELL[result]] += 1
+        largest = base + layout.SHADOW_MAX_DIFFERENCE
+        cells[largest] = max(cells[largest], layout.bits_of(difference))
+
     def detach(self) -> None:
         """Count into nothing from now on: the block may soon be another version's."""
         self._cells, self._base = _zeros(layout.BLOCK_CELLS), 0

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import add
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from serving.metrics import layout
 
 Cells: TypeAlias = Sequence[int]
 VersionKey: TypeAlias = tuple[str, int]
+
+# Of these the largest over all workers counts, of all others the sum.
+_LARGEST: Final = (layout.LAST_INFERENCE_MS, layout.SHADOW_MAX_DIFFERENCE)
 
 
 @dataclass(slots=True)
@@ -24,14 +27,21 @@ class VersionNumbers:
 
         ``has_gauges``: False for a worker that is not alive.
         """
-        last_ms = max(self.cells[layout.LAST_INFERENCE_MS], block[layout.LAST_INFERENCE_MS])
+        largest = [(cell, max(self.cells[cell], block[cell])) for cell in _LARGEST]
         first = 0 if has_gauges else layout.GAUGE_CELLS
         self.cells[first : len(block)] = map(add, self.cells[first:], block[first:])
-        self.cells[layout.LAST_INFERENCE_MS] = last_ms
+        for cell, value in largest:
+            self.cells[cell] = value
 
     def by_code(self) -> dict[str, int]:
         """Return requests by status code, only those that occurred."""
         return by_code(self.cells, layout.BY_CODE)
+
+    def shadow_results(self) -> dict[str, int]:
+        """Return what came of copies, by result; empty where the version got none."""
+        start = layout.SHADOW
+        counts = self.cells[start : start + len(layout.SHADOW_RESULTS)]
+        return dict(zip(layout.SHADOW_RESULTS, counts, strict=True)) if any(counts) else {}
 
     def histogram(self, histogram: layout.Histogram) -> tuple[list[int], int]:
         """Return the counts of a histogram's buckets, the last above all bounds, and the sum."""

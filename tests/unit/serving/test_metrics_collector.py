@@ -77,6 +77,21 @@ def test_counts_are_summed_over_workers(memory: MetricsMemory) -> None:
     assert value(found, "ramrack_batch_rows_bucket", **m, le="8.0") == 2
 
 
+def test_a_version_has_series_as_a_shadow_once_it_got_a_copy(memory: MetricsMemory) -> None:
+    """All four results are there from the first copy on; without copies there is nothing."""
+    m = {"model": "m", "version": "1"}
+    counters = [memory.writer(slot).version("m", 1) for slot in (0, 1)]
+    names = {name for name, _ in samples(memory, Facts(versions=[M], workers=BOTH))}
+    assert not any(name.startswith("ramrack_shadow") for name in names)
+    counters[0].shadow_done("different", float("inf"))
+    counters[1].shadow_done("same", 1e-6)
+    found = samples(memory, Facts(versions=[M], workers=BOTH))
+    for result, count in (("same", 1), ("different", 1), ("failed", 0), ("shed", 0)):
+        assert value(found, "ramrack_shadow_total", **m, result=result) == count
+    assert value(found, "ramrack_shadow_max_difference", **m) == float("inf")
+    assert value(found, "ramrack_rows_total", **m) == 0
+
+
 def test_buckets_are_cumulative_and_hold_their_bounds(memory: MetricsMemory) -> None:
     """A duration on a bound is in its bucket; beyond the last bound it is in +Inf only."""
     counters = memory.writer(0).version("m", 1)

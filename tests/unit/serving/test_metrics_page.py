@@ -13,6 +13,7 @@ import pytest
 from registry.errors import InvalidInput
 from serving.metrics import layout
 from serving.metrics.page import MetricsMemory, Region, Timing, VersionCounters
+from serving.metrics.reading import VersionNumbers, blocks
 
 
 @pytest.fixture
@@ -289,3 +290,27 @@ def test_a_closed_page_leaves_no_descriptor() -> None:
             served(made.writer(0).version("m", 1))
         del made
     assert len(list(Path("/proc/self/fd").iterdir())) <= before
+
+
+def test_shadows_are_summed_and_the_largest_difference_is_kept(memory: MetricsMemory) -> None:
+    """Results add up over workers, differences do not, and a replacement forgets neither."""
+    first, second = (memory.writer(slot).version("m", 1) for slot in (0, 1))
+    first.shadow_done("same", 1e-7)
+    first.shadow_done("different", 0.25)
+    second.shadow_done("different", 0.125)
+    second.shadow_done("failed")
+    memory.writer(1).version("m", 1).shadow_done("shed")
+    numbers = VersionNumbers()
+    for region in memory.regions():
+        for _, cells in blocks(region):
+            numbers.add(cells, has_gauges=False)
+    assert numbers.shadow_results() == {"same": 1, "different": 2, "failed": 1, "shed": 1}
+    assert layout.double_of(numbers.cells[layout.SHADOW_MAX_DIFFERENCE]) == 0.25
+    assert memory.statistics("m", 1)["inference_count"] == 0
+
+
+@pytest.mark.parametrize("value", [0.0, 5e-324, 1e-5, 1.0, 1.7e308, float("inf")])
+def test_a_double_survives_its_cell(value: float) -> None:
+    """Bits come back as they were, and order as the numbers do."""
+    assert layout.double_of(layout.bits_of(value)) == value
+    assert layout.bits_of(value) >= layout.bits_of(value / 2)
