@@ -14,12 +14,12 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from models.difference import DEFAULT_TOLERANCE, relative_difference
 from models.errors import ConversionRefused
 from models.runtime.ort_errors import clean
 from models.servable import Array, rows_of
 from registry.manifest import Json, JsonObject
 
-DEFAULT_TOLERANCE: Final = 1e-5
 GOLDEN_ROWS: Final = 5
 _CHUNK_ROWS: Final = 4096
 
@@ -124,7 +124,7 @@ def compare(
             )
         if expected.dtype.kind != "f":
             continue
-        difference = _difference(got.astype(np.float64), expected.astype(np.float64))
+        difference = relative_difference(got.astype(np.float64), expected.astype(np.float64))
         if difference.size and difference.max() >= max((d.max() for d in differences), default=0.0):
             at = np.unravel_index(int(difference.argmax()), difference.shape)
             worst = f"output {name!r}, row {at[0]}: {got[at]:.9g} against {expected[at]:.9g}"
@@ -141,16 +141,6 @@ def compare(
         worst=worst,
         golden=_golden(inputs, theirs, rows),
     )
-
-
-def _difference(got: NDArray[np.float64], expected: NDArray[np.float64]) -> NDArray[np.float64]:
-    with np.errstate(invalid="ignore", over="ignore"):
-        scaled = np.abs(got - expected) / np.maximum(1.0, np.abs(expected))
-    same = (got == expected) | (np.isnan(got) & np.isnan(expected))
-    # A native double past the range of float32 is infinite here, and that is all it can be.
-    scaled[np.isnan(scaled)] = np.inf
-    scaled[same] = 0.0
-    return scaled
 
 
 def _labels(

@@ -118,6 +118,12 @@ class Settings:
         0, "Bytes of private memory the inspection of a version may take. 0: the free budget.",
         low=0, is_size=True,
     )  # fmt: skip
+    shadow_queue: int = _setting(
+        64,
+        "Copies of requests that wait for shadows in one worker, of max_body_bytes together; more "
+        "are dropped. 0: shadows compute nothing.",
+        low=0, high=65536,
+    )  # fmt: skip
     drain_timeout_s: float = _setting(
         30.0, "Seconds an unload waits for requests under way.", low=0
     )

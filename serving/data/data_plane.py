@@ -23,6 +23,7 @@ from registry.ident import check_model_name, shown
 from registry.serving_map import Handle, ServingMap, VersionView
 from serving.codec import encoding, v1, v2
 from serving.data.batcher import Batcher, Result
+from serving.data.shadows import Activity, Shadows
 from serving.errors import (
     Cancelled,
     DeadlineExpired,
@@ -56,6 +57,9 @@ NS_PER_MS: Final = 1_000_000
 _NUMBER = re.compile("[0-9]{1,18}")
 _LENGTH_HEADER: Final = b"inference-header-content-length"
 _TIMEOUT_HEADER: Final = b"x-request-timeout-ms"
+_KEY_HEADER: Final = b"x-routing-key"
+_READ_HEADERS: Final = (_LENGTH_HEADER, _TIMEOUT_HEADER, _KEY_HEADER, b"accept-encoding")
+MAX_KEY_BYTES: Final = 256
 _BINARY_TYPE: Final = (b"content-type", b"application/octet-stream")
 _REASONS: Final[dict[type[Exception], str]] = {
     QueueFull: "queue_full",
@@ -82,6 +86,7 @@ class RequestHead:
     json_length: str | None = None
     timeout_ms: str | None = None
     accept_encoding: str | None = None
+    routing_key: str | None = None
 
     @classmethod
     def of(
@@ -94,7 +99,7 @@ class RequestHead:
         found: dict[bytes, str] = {}
         pairs = list(headers)
         for name, value in pairs:
-            if name in (_LENGTH_HEADER, _TIMEOUT_HEADER, b"accept-encoding"):
+            if name in _READ_HEADERS:
                 text = value.decode("latin-1").strip()
                 found[name] = f"{found[name]},{text}" if name in found else text
         return cls(
@@ -102,6 +107,7 @@ class RequestHead:
             json_length=found.get(_LENGTH_HEADER),
             timeout_ms=found.get(_TIMEOUT_HEADER),
             accept_encoding=found.get(b"accept-encoding"),
+            routing_key=found.get(_KEY_HEADER),
         )
 
 
@@ -168,6 +174,13 @@ class DataPlane:
         self._settings = settings
         self._clock = clock
         self._in_flight = 0
+        self._begun = 0
+        self.shadows = Shadows(
+            serving_map,
+            lambda: Activity(self._in_flight, self._begun),
+            max_copies=settings.shadow_queue,
+            max_bytes=settings.max_body_bytes,
+        )
 
     @property
     def in_flight(self) -> int:
@@ -207,12 +220,15 @@ class DataPlane:
         body: bytes,
         decode: _Decode,
     ) -> Answer:
+        key: bytes | None = None
         try:
-            with self._permit(), self._acquired(model, selector) as handle:
-                return await self._served(handle.target, head, body, decode)
+            key = routing_key(head)
+            with self._permit(), self._acquired(model, selector, key) as handle:
+                is_routed = selector is None
+                return await self._served(handle.target, head, body, decode, is_routed=is_routed)
         except NotReady as error:
             answer = self.refused(error, head)
-            return self._with_version(answer, model, selector)
+            return self._with_version(answer, model, selector, key)
         except Exception as error:  # noqa: BLE001  the boundary of a request: it must be answered
             return self.refused(error, head)
 
@@ -222,25 +238,36 @@ class DataPlane:
         if self._in_flight >= limit:
             raise InFlightFull(f"requests in flight: {self._in_flight} of {limit} in this worker")
         self._in_flight += 1
+        self._begun += 1
         try:
             yield
         finally:
             self._in_flight -= 1
 
-    def _acquired(self, model: str, selector: int | str | None) -> Handle[ServedVersion]:
-        return self.serving_map.acquire(check_model_name(model), selector)
+    def _acquired(
+        self, model: str, selector: int | str | None, key: bytes | None
+    ) -> Handle[ServedVersion]:
+        return self.serving_map.acquire(check_model_name(model), selector, key)
 
-    def _with_version(self, answer: Answer, model: str, selector: int | str | None) -> Answer:
+    def _with_version(
+        self, answer: Answer, model: str, selector: int | str | None, key: bytes | None
+    ) -> Answer:
         """Name the version that a refused request meant, where it meant a certain one."""
         try:
-            view: VersionView[ServedVersion] = self.serving_map.find(model, selector)
+            view: VersionView[ServedVersion] = self.serving_map.find(model, selector, key)
         except NotReady:
             return answer
         headers = [*answer.headers, *version_headers(view.version, view.digest)]
         return Answer(answer.status, headers, answer.body)
 
     async def _served(
-        self, version: ServedVersion, head: RequestHead, body: bytes, decode: _Decode
+        self,
+        version: ServedVersion,
+        head: RequestHead,
+        body: bytes,
+        decode: _Decode,
+        *,
+        is_routed: bool,
     ) -> Answer:
         start_ns = self._clock()
         code, rows, timing = status_of(Cancelled()), 0, None
@@ -251,6 +278,11 @@ class DataPlane:
             result = await self._computed(version, head, work, start_ns)
             answer = await self._encoded(version, head, work, result)
             code, timing = answer.status, self._timing(start_ns, result)
+            if is_routed:
+                call = work.call
+                self.shadows.offer(
+                    version, call.inputs, rows, work.outputs, result.arrays, len(body)
+                )
             return answer
         except asyncio.CancelledError:
             self._plane.rejected("cancelled")
@@ -343,6 +375,18 @@ def _decode_v1(_: RequestHead, body: bytes, version: ServedVersion) -> _Work:
         return v1.encode_predict(call, arrays, version.signature), None
 
     return _Work(call, None, None, encode)
+
+
+def routing_key(head: RequestHead) -> bytes | None:
+    """Return what a split decides by, or None where nothing or an empty text was sent."""
+    if not head.routing_key:
+        return None
+    key = head.routing_key.encode("latin-1")
+    if len(key) > MAX_KEY_BYTES:
+        raise InvalidInput(
+            f"header x-routing-key: {len(key)} bytes, at most {MAX_KEY_BYTES} are allowed"
+        )
+    return key
 
 
 def _json_length(head: RequestHead) -> int | None:

@@ -223,6 +223,11 @@ _HEADERS: Final = [
         "Milliseconds after which nobody waits for the answer any more.",
         {"type": "integer", "minimum": 1, "maximum": 3_600_000},
     ),
+    _header(
+        "x-routing-key",
+        "Equal keys go to the same version of a split; at most 256 bytes.",
+        {"type": "string", "maxLength": 256},
+    ),
     _header("Content-Encoding", "gzip or deflate.", _TEXT),
     _header("Accept-Encoding", "gzip or deflate.", _TEXT),
 ]

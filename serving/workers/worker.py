@@ -105,6 +105,7 @@ class Worker:
             tasks[0].cancel()
             # Also a worker that did not accept yet has connections waiting: it answers them.
             self._holds_target.set()
+            await self._plane.shadows.close()
             await tasks[2]
             if not await self._server.drain(drain_s):
                 _log.warning("stopped with requests under way", extra={"waited_s": drain_s})
