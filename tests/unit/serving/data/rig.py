@@ -174,7 +174,7 @@ async def serve(
     app: Any, settings: Settings, server: HttpServer | None = None
 ) -> AsyncIterator[Served]:
     """Serve ``app`` on an ephemeral port, with the protocol of the workers."""
-    # Only a socket that says it is TCP gets TCP_NODELAY from asyncio, and else each answer takes 40 ms.
+    # asyncio sets TCP_NODELAY only where the socket says it is TCP; else an answer takes 40 ms.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
     listener.listen(128)
