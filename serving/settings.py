@@ -124,6 +124,12 @@ class Settings:
         "are dropped. 0: shadows compute nothing.",
         low=0, high=65536,
     )  # fmt: skip
+    shadow_overlap_percent: float = _setting(
+        1.0,
+        "Requests in a hundred that may come while a worker computes a copy for a shadow. "
+        "100: no limit, for machines with cores to spare.",
+        low=0, high=100,
+    )  # fmt: skip
     drain_timeout_s: float = _setting(
         30.0, "Seconds an unload waits for requests under way.", low=0
     )

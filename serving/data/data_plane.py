@@ -180,6 +180,7 @@ class DataPlane:
             lambda: Activity(self._in_flight, self._begun),
             max_copies=settings.shadow_queue,
             max_bytes=settings.max_body_bytes,
+            overlap=settings.shadow_overlap_percent / 100,
         )
 
     @property

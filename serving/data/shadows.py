@@ -1,9 +1,11 @@
 """Shadows: copies of answered requests that other versions compute, compared, and nobody waits for.
 
 A copy waits until its worker has nothing else to do: no request under way and none begun for
-``QUIET_S``. One is computed at a time, and the next only if no request came meanwhile. What finds
-no room to wait is shed. Nothing that happens here reaches a caller: it shows in the metrics, and
-where a shadow fails, in at most one line of log in ``LOG_EVERY_S``.
+``QUIET_S``. One is computed at a time, and the next only if no request came meanwhile. A request
+that comes while one is computed shares the core with it, so that may happen only to a small share
+of all requests: each earns a part of an allowance, each that comes in a run costs a whole one.
+What finds no room to wait is shed. Nothing that happens here reaches a caller: it shows in the
+metrics, and where a shadow fails, in at most one line of log in ``LOG_EVERY_S``.
 """
 
 from __future__ import annotations
@@ -112,12 +114,20 @@ class Shadows(Generic[S]):
         *,
         max_copies: int,
         max_bytes: int,
+        overlap: float,
     ) -> None:
-        """At most ``max_copies`` wait, of ``max_bytes`` together. ``activity``: of this worker."""
+        """At most ``max_copies`` wait, of ``max_bytes`` together. ``activity``: of this worker.
+
+        ``overlap``: the share of requests that may come while a copy is computed, 0 to 1.
+        """
         self._serving_map = serving_map
         self._activity = activity
         self._max_copies = max_copies
         self._max_bytes = max_bytes
+        self._overlap = overlap
+        # Never more than one, so that a long quiet time buys no disturbance in a busy one.
+        self._allowance = 1.0
+        self._earned_at = 0
         self._copies: deque[_Copy[S]] = deque()
         self._held_bytes = 0
         self._begun = -1
@@ -206,17 +216,20 @@ class Shadows(Generic[S]):
     def _look(self) -> None:
         """Begin where nothing else happened since the last look, else look again later."""
         self._timer = None
-        was_quiet = self._is_quiet()
+        may_begin = self._may_begin()
         self._begun = self._activity().begun
-        if was_quiet:
+        if may_begin:
             self._task = asyncio.get_running_loop().create_task(self._work(), name="shadows")
             self._task.add_done_callback(self._on_end)
         else:
             self._look_later()
 
-    def _is_quiet(self) -> bool:
+    def _may_begin(self) -> bool:
         now = self._activity()
-        return now.in_flight == 0 and now.begun == self._begun
+        earned = self._overlap * (now.begun - self._earned_at)
+        self._allowance = min(1.0, self._allowance + earned)
+        self._earned_at = now.begun
+        return now.in_flight == 0 and now.begun == self._begun and self._allowance >= 1.0
 
     def _on_end(self, _: asyncio.Task[None]) -> None:
         self._task = None
@@ -224,7 +237,7 @@ class Shadows(Generic[S]):
             self._look_later()
 
     async def _work(self) -> None:
-        while self._copies and self._is_quiet():
+        while self._copies and self._may_begin():
             copy = self._copies.popleft()
             self._held_bytes -= copy.size_bytes
             try:
@@ -233,6 +246,7 @@ class Shadows(Generic[S]):
                 self._note(copy.primary, error)
             # What arrived while a run held the loop is seen only after a pass over the sockets.
             await asyncio.sleep(0)
+            self._allowance -= self._activity().begun - self._begun
 
     async def _compute(self, copy: _Copy[S]) -> None:
         try:

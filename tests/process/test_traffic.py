@@ -9,6 +9,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -117,11 +118,11 @@ class Fleet:
 
 
 @contextlib.asynccontextmanager
-async def fleet(objects: Path) -> AsyncIterator[Fleet]:
+async def fleet(objects: Path, settings: Settings | None = None) -> AsyncIterator[Fleet]:
     listeners = open_listeners("127.0.0.1", 0, 2, "data plane")
     with MetricsMemory.create(2) as memory:
         supervisor = Supervisor(
-            Settings(),
+            settings or Settings(),
             plan=WorkerPlan(2, 1, ((), ())),
             listeners=listeners,
             memory=memory,
@@ -163,7 +164,8 @@ async def test_two_workers_keep_a_split_and_the_keys_of_it(tmp_path: Path) -> No
 
 async def test_a_shadow_is_compared_and_never_answers(tmp_path: Path) -> None:
     """Every copy is accounted for, the difference is seen, and requests of the shadow stay none."""
-    async with fleet(tmp_path) as it:
+    settings = replace(Settings(), shadow_overlap_percent=100)
+    async with fleet(tmp_path, settings) as it:
         await it.route(100, shadow=(3,))
         assert set(await it.ask([None] * 200)) == {1}
         await it.until(lambda: sum(it.numbers(3).shadow_results().values()) == 200)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import httpx
@@ -34,8 +34,8 @@ ONE = v2(1)
 
 @pytest.fixture
 def settings() -> Settings:
-    """Three copies may wait."""
-    return small(Settings(), shadow_queue=3)
+    """Three copies may wait, however many requests come in their runs."""
+    return small(Settings(), shadow_queue=3, shadow_overlap_percent=100)
 
 
 @pytest.fixture
@@ -196,12 +196,50 @@ async def test_a_copy_waits_for_a_quiet_moment(plane: Plane) -> None:
         return looks[-1]
 
     worker = busy
-    shadows = Shadows(plane.serving_map, lambda: worker(), max_copies=3, max_bytes=MIB)
+    shadows = shadows_of(plane, lambda: worker())
     offer(plane, shadows)
     await until(lambda: len(looks) > 20)
     assert shadow.runs == []
-    worker = lambda: QUIET  # noqa: E731
+    worker = lambda: Activity(0, 10**6)  # noqa: E731
     await until(lambda: results(plane) == {"same": 1})
+
+
+async def test_few_requests_may_come_while_a_copy_is_computed(plane: Plane) -> None:
+    """After a run in which two came, the next is made when enough others have come."""
+    shadow = shadowed(plane, FakeServable(hold=True))
+    begun, looks = 10, 0
+
+    def activity() -> Activity:
+        nonlocal looks
+        looks += 1
+        return Activity(0, begun)
+
+    async def look_on() -> None:
+        seen = looks
+        await until(lambda: looks > seen + 6)
+
+    shadows = shadows_of(plane, activity, overlap=1 / 128)
+    offer(plane, shadows)
+    offer(plane, shadows)
+    await until(lambda: shadow.under_way == 1)
+    begun = 12
+    shadow.release()
+    await until(lambda: results(plane) == {"same": 1})
+    begun = 265
+    await look_on()
+    assert (shadows.waiting, len(shadow.runs)) == (1, 1)
+    begun = 266
+    await until(lambda: results(plane) == {"same": 2})
+
+
+def shadows_of(
+    plane: Plane,
+    activity: Callable[[], Activity],
+    *,
+    max_bytes: int = MIB,
+    overlap: float = 1.0,
+) -> Shadows[ServedVersion]:
+    return Shadows(plane.serving_map, activity, max_copies=9, max_bytes=max_bytes, overlap=overlap)
 
 
 def offer(plane: Plane, shadows: Shadows[ServedVersion], arrays: int = 1) -> None:
@@ -299,7 +337,7 @@ async def test_copies_are_bounded_in_bytes(plane: Plane) -> None:
     """Body, inputs and outputs count; what a copy took is there again for the next ones."""
     shadowed(plane)
     room = 2 * (100 + 16 + 16)
-    shadows = Shadows(plane.serving_map, lambda: QUIET, max_copies=9, max_bytes=room)
+    shadows = shadows_of(plane, lambda: QUIET, max_bytes=room)
     for shed in (1, 2):
         for _ in range(3):
             offer(plane, shadows)
@@ -344,7 +382,7 @@ async def test_a_fault_in_taking_a_copy_is_not_the_callers(
 ) -> None:
     """The request was answered by then; whatever goes wrong is a line in the log."""
     shadowed(plane)
-    shadows = Shadows(plane.serving_map, lambda: QUIET, max_copies=9, max_bytes=MIB)
+    shadows = shadows_of(plane, lambda: QUIET)
     offer(plane, shadows, arrays=2)
     assert "shadow failed" in caplog.text
     assert shadows.waiting == 0
