@@ -4,8 +4,10 @@ A copy waits until its worker has nothing else to do: no request under way and n
 ``QUIET_S``. One is computed at a time, and the next only if no request came meanwhile. A request
 that comes while one is computed shares the core with it, so that may happen only to a small share
 of all requests: each earns a part of an allowance, each that comes in a run costs a whole one.
-What finds no room to wait is shed. Nothing that happens here reaches a caller: it shows in the
-metrics, and where a shadow fails, in at most one line of log in ``LOG_EVERY_S``.
+Without an allowance a copy waits until the worker was idle so long that a request in just the
+moment of the run is as unlikely. What finds no room to wait is shed. Nothing that happens here
+reaches a caller: it shows in the metrics, and where a shadow fails, in at most one line of log in
+``LOG_EVERY_S``.
 """
 
 from __future__ import annotations
@@ -115,6 +117,7 @@ class Shadows(Generic[S]):
         max_copies: int,
         max_bytes: int,
         overlap: float,
+        clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """At most ``max_copies`` wait, of ``max_bytes`` together. ``activity``: of this worker.
 
@@ -128,6 +131,9 @@ class Shadows(Generic[S]):
         # Never more than one, so that a long quiet time buys no disturbance in a busy one.
         self._allowance = 1.0
         self._earned_at = 0
+        self._clock = clock
+        self._quiet_since_ns = clock()
+        self._last_run_ns = 0
         self._copies: deque[_Copy[S]] = deque()
         self._held_bytes = 0
         self._begun = -1
@@ -229,7 +235,12 @@ class Shadows(Generic[S]):
         earned = self._overlap * (now.begun - self._earned_at)
         self._allowance = min(1.0, self._allowance + earned)
         self._earned_at = now.begun
-        return now.in_flight == 0 and now.begun == self._begun and self._allowance >= 1.0
+        now_ns = self._clock()
+        if now.in_flight or now.begun != self._begun:
+            self._quiet_since_ns = now_ns
+            return False
+        quiet_ns = now_ns - self._quiet_since_ns
+        return self._allowance >= 1.0 or self._overlap * quiet_ns >= self._last_run_ns
 
     def _on_end(self, _: asyncio.Task[None]) -> None:
         self._task = None
@@ -240,6 +251,7 @@ class Shadows(Generic[S]):
         while self._copies and self._may_begin():
             copy = self._copies.popleft()
             self._held_bytes -= copy.size_bytes
+            start_ns = self._clock()
             try:
                 await self._compute(copy)
             except Exception as error:  # noqa: BLE001 - a task boundary: the next copy has its turn
@@ -247,6 +259,7 @@ class Shadows(Generic[S]):
             # What arrived while a run held the loop is seen only after a pass over the sockets.
             await asyncio.sleep(0)
             self._allowance -= self._activity().begun - self._begun
+            self._last_run_ns = self._clock() - start_ns
 
     async def _compute(self, copy: _Copy[S]) -> None:
         try:
