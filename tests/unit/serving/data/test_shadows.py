@@ -22,7 +22,7 @@ from serving.data.shadows import Activity, Shadows
 from serving.metrics import layout
 from serving.metrics.reading import VersionNumbers, find_block
 from serving.settings import Settings
-from tests.fakes import IDENTITY, FakeServable, identity, table
+from tests.fakes import IDENTITY, FakeServable, ManualClock, identity, table
 from tests.unit.serving.data.rig import Plane, Served, small, until
 from tests.unit.serving.data.test_http_data import INFER, PREDICT, v2
 
@@ -204,31 +204,58 @@ async def test_a_copy_waits_for_a_quiet_moment(plane: Plane) -> None:
     await until(lambda: results(plane) == {"same": 1})
 
 
-async def test_few_requests_may_come_while_a_copy_is_computed(plane: Plane) -> None:
-    """After a run in which two came, the next is made when enough others have come."""
+class QuietWorker:
+    """A worker whose requests are over before anyone looks."""
+
+    begun = 10
+    looks = 0
+
+    def activity(self) -> Activity:
+        self.looks += 1
+        return Activity(0, self.begun)
+
+    async def looked_at(self) -> None:
+        """Wait until shadows have had every chance to begin."""
+        seen = self.looks
+        await until(lambda: self.looks > seen + 6)
+
+
+async def test_a_copy_is_computed_at_last_though_no_request_comes(plane: Plane) -> None:
+    """An idle worker waits 128 times as long as the run that was disturbed, and then goes on."""
     shadow = shadowed(plane, FakeServable(hold=True))
-    begun, looks = 10, 0
-
-    def activity() -> Activity:
-        nonlocal looks
-        looks += 1
-        return Activity(0, begun)
-
-    async def look_on() -> None:
-        seen = looks
-        await until(lambda: looks > seen + 6)
-
-    shadows = shadows_of(plane, activity, overlap=1 / 128)
+    clock, worker = ManualClock(), QuietWorker()
+    shadows = shadows_of(plane, worker.activity, overlap=1 / 128, clock=clock)
     offer(plane, shadows)
     offer(plane, shadows)
     await until(lambda: shadow.under_way == 1)
-    begun = 12
+    clock.advance_ms(2)
+    worker.begun = 11
     shadow.release()
     await until(lambda: results(plane) == {"same": 1})
-    begun = 265
-    await look_on()
+    await worker.looked_at()
+    clock.advance_ms(255)
+    await worker.looked_at()
+    assert len(shadow.runs) == 1
+    clock.advance_ms(1)
+    await until(lambda: results(plane) == {"same": 2})
+
+
+async def test_few_requests_may_come_while_a_copy_is_computed(plane: Plane) -> None:
+    """After a run in which two came, the next is made when enough others have come."""
+    shadow = shadowed(plane, FakeServable(hold=True))
+    clock, worker = ManualClock(), QuietWorker()
+    shadows = shadows_of(plane, worker.activity, overlap=1 / 128, clock=clock)
+    offer(plane, shadows)
+    offer(plane, shadows)
+    await until(lambda: shadow.under_way == 1)
+    clock.advance_ms(1)
+    worker.begun = 12
+    shadow.release()
+    await until(lambda: results(plane) == {"same": 1})
+    worker.begun = 265
+    await worker.looked_at()
     assert (shadows.waiting, len(shadow.runs)) == (1, 1)
-    begun = 266
+    worker.begun = 266
     await until(lambda: results(plane) == {"same": 2})
 
 
@@ -238,8 +265,16 @@ def shadows_of(
     *,
     max_bytes: int = MIB,
     overlap: float = 1.0,
+    clock: ManualClock | None = None,
 ) -> Shadows[ServedVersion]:
-    return Shadows(plane.serving_map, activity, max_copies=9, max_bytes=max_bytes, overlap=overlap)
+    return Shadows(
+        plane.serving_map,
+        activity,
+        max_copies=9,
+        max_bytes=max_bytes,
+        overlap=overlap,
+        clock=clock or ManualClock(),
+    )
 
 
 def offer(plane: Plane, shadows: Shadows[ServedVersion], arrays: int = 1) -> None:
