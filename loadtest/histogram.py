@@ -29,10 +29,10 @@ class Latencies:
         return int(self._histogram.get_total_count())
 
     def quantile_ms(self, percent: float) -> float | None:
-        """Return the latency that ``percent`` of all stay within; None where nothing was counted."""
+        """Return the latency that ``percent`` of all stay within; None if none was counted."""
         if not len(self):
             return None
-        return round(self._histogram.get_value_at_percentile(percent) / 1000, 3)
+        return round(float(self._histogram.get_value_at_percentile(percent)) / 1000, 3)
 
     def summary(self) -> dict[str, float | int | None]:
         """Return the count, the usual quantiles, the mean and the largest, in milliseconds."""
