@@ -1,4 +1,4 @@
-"""A model of several milliseconds: batching must not cost, and others must not wait for its runs."""
+"""A model of several milliseconds: batching must not cost, others must not wait for its runs."""
 
 from __future__ import annotations
 

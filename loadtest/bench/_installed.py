@@ -13,7 +13,7 @@ from typing import Final
 
 import httpx
 
-from loadtest.bench._throughput import fraud_rows
+from loadtest.bench._throughput import by_cpu, fraud_rows
 from loadtest.lab.bed import ROOT, Bed, warm
 from loadtest.lab.bodies import as_json
 from loadtest.lab.claims import Target, ratios
@@ -55,7 +55,8 @@ def compare(bed: Bed) -> None:
         target = Target(">=", 1.0)
         try:
             python = environment(peer)
-            with serving(_launch(bed, peer, python)):
+            with serving(_launch(bed, peer, python)) as process:
+                bed.pids[peer.name] = process.pid
                 theirs = bed.load(peer.name, "fraud", body)
                 bed.compare_answers("fraud", tensors, (peer.name,))
                 warm(bed, [ours, theirs])
@@ -66,6 +67,7 @@ def compare(bed: Bed) -> None:
         bed.findings.claim(
             f"{title}: rate against it", target,
             ratios([r.rate for r in seen["ramrack"]], [r.rate for r in seen[peer.name]]),
+            by_cpu(seen, peer.name),
         )  # fmt: skip
 
 

@@ -34,7 +34,7 @@ class Target:
         return value >= self.bound if self.sense == ">=" else value <= self.bound
 
     def __str__(self) -> str:
-        return f"{self.sense} {self.bound:g} {self.unit}"
+        return f"{self.sense} {self.bound:g} {self.unit}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,8 @@ class Claim:
         text = f"  {self.verdict:<8} {self.name}: "
         if self.median is None:
             return f"{text}target {self.target}; {self.note}"
-        text += f"{spread(self.values)} {self.target.unit}, target {self.target}"
+        unit = f" {self.target.unit}" if self.target.unit else ""
+        text += f"{spread(self.values)}{unit}, target {self.target}"
         return f"{text}; {self.note}" if self.note else text
 
     def to_json(self) -> dict[str, object]:

@@ -13,7 +13,7 @@ NUMPY = {
     "FP32": np.float32,
     "INT64": np.int64,
 }
-KServe = {np.dtype(kind): name for name, kind in NUMPY.items()}
+DATATYPES = {np.dtype(kind): name for name, kind in NUMPY.items()}
 
 
 class OnnxApi(litserve.LitAPI):
@@ -23,7 +23,7 @@ class OnnxApi(litserve.LitAPI):
         super().__init__(api_path=f"/v2/models/{name}/infer")
         self._path = path
 
-    def setup(self, device: str) -> None:
+    def setup(self, device: str) -> None:  # noqa: ARG002 - LitServe gives it
         """Open the graph in the worker."""
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
@@ -46,7 +46,7 @@ class OnnxApi(litserve.LitAPI):
         """Return the answer as JSON."""
         return {
             "outputs": [
-                {"name": name, "shape": list(value.shape), "datatype": KServe[value.dtype],
+                {"name": name, "shape": list(value.shape), "datatype": DATATYPES[value.dtype],
                  "data": value.ravel().tolist()}
                 for name, value in zip(self._names, output, strict=True)
             ]
