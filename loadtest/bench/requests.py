@@ -52,9 +52,9 @@ def main(argv: list[str]) -> int:
             for name in options.only or _SCENARIOS:
                 findings.say(f"\n== {name}")
                 _SCENARIOS[name](here)
-        if options.peers:
-            findings.say("\n== peers")
-            _installed.compare(here)
+            if options.peers:
+                findings.say("\n== peers")
+                _installed.compare(here)
     return findings.finish(options.json)
 
 

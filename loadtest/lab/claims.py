@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -82,16 +83,17 @@ class Findings:
     bench: str
     claims: list[Claim] = field(default_factory=list)
     measured: dict[str, object] = field(default_factory=dict)
-    doubts: list[str] = field(default_factory=list)
+    doubts: Counter[str] = field(default_factory=Counter)
 
     def say(self, line: str = "") -> None:
         """Print a line at once."""
         print(line, flush=True)
 
     def doubt(self, reason: str) -> None:
-        """Note what makes the numbers less certain; printed now and again at the end."""
-        self.doubts.append(reason)
-        self.say(f"  doubt: {reason}")
+        """Note what makes the numbers less certain; printed now, once, and again at the end."""
+        self.doubts[reason] += 1
+        if self.doubts[reason] == 1:
+            self.say(f"  doubt: {reason}")
 
     def claim(self, name: str, target: Target, values: Sequence[float], note: str = "") -> None:
         """Judge and print one claim."""
@@ -109,8 +111,8 @@ class Findings:
         for claim in self.claims:
             counts[claim.verdict] += 1
         self.say()
-        for reason in self.doubts:
-            self.say(f"doubt: {reason}")
+        for reason, count in self.doubts.items():
+            self.say(f"doubt: {reason}" + (f" ({count} times)" if count > 1 else ""))
         for claim in self.claims:
             if claim.verdict is Verdict.MISSED:
                 self.say(f"missed: {claim.name} ({spread(claim.values)}, target {claim.target})")
@@ -123,7 +125,7 @@ class Findings:
     def to_json(self) -> dict[str, object]:
         """Return everything for ``--json``."""
         return {
-            "bench": self.bench, "machine": describe_machine(), "doubts": self.doubts,
+            "bench": self.bench, "machine": describe_machine(), "doubts": dict(self.doubts),
             "claims": [claim.to_json() for claim in self.claims], "measured": self.measured,
         }  # fmt: skip
 
