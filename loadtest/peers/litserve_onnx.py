@@ -1,6 +1,7 @@
-"""LitServe with one worker over ONNX Runtime."""
+"""LitServe with one worker over ONNX Runtime.
 
-from __future__ import annotations
+LitServe looks at the types of its methods, so annotations are not postponed here.
+"""
 
 import argparse
 from typing import Any
