@@ -25,7 +25,7 @@ from registry.errors import RegistryError, StoreFailed
 from registry.manifest import Manifest
 from registry.store import Store
 from serving.admin.app import create_admin_app
-from serving.auth import admin_tokens, check_exposure, data_tokens
+from serving.auth import SERVER, admin_tokens, check_exposure, data_tokens
 from serving.control.control_plane import ControlPlane
 from serving.errors import ServingError
 from serving.logs import configure_logs
@@ -36,7 +36,7 @@ from serving.settings import Settings
 from serving.web.server import HttpServer
 from serving.web.sockets import close_all, open_listeners, url_of
 from serving.workers.cores import WorkerPlan, plan_workers
-from serving.workers.supervisor import Supervisor
+from serving.workers.supervisor import Supervisor, regions_for
 from serving.workers.worker_process import WORKER_COMMAND
 
 _log = logging.getLogger(__name__)
@@ -73,22 +73,34 @@ def _one_line(error: Exception) -> str:
 
 
 class StopSignals:
-    """SIGTERM and SIGINT: the first asks for an orderly stop, the second ends ``at_once``."""
+    """SIGTERM and SIGINT: the first asks for an orderly stop, the second ends ``at_once``.
+
+    SIGHUP asks for ``restart``.
+    """
 
     def __init__(self) -> None:
         self.first = asyncio.Event()
         self.at_once: Sequence[Callable[[], None]] = [_end_process]
+        self.restart: Callable[[], None] = lambda: _log.info("SIGHUP before the start: ignored")
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._take)
-        # Reserved for reading the settings again; its default would end the server.
-        loop.add_signal_handler(signal.SIGHUP, _log.info, "SIGHUP does nothing yet")
+        loop.add_signal_handler(signal.SIGHUP, lambda: self.restart())
 
     def _take(self) -> None:
         if self.first.is_set():
             for step in self.at_once:
                 step()
         self.first.set()
+
+
+def _restart_workers(control: ControlPlane) -> None:
+    try:
+        operation = control.restart_workers(SERVER, "SIGHUP")
+    except PLANNED as error:
+        _log.warning("no restart: %s", error)
+        return
+    _log.info("restarting the workers one by one", extra={"operation": operation.id})
 
 
 def _end_process() -> None:
@@ -119,7 +131,7 @@ async def _serve(settings: Settings, worker_command: Sequence[str]) -> int:
         store = await asyncio.to_thread(_open_store, settings.store)
         stack.callback(store.close)
         sockets = _open_sockets(settings, plan, stack)
-        memory = stack.enter_context(MetricsMemory.create(plan.workers))
+        memory = stack.enter_context(MetricsMemory.create(regions_for(plan.workers)))
         objects_dir = store.objects_dir.resolve()
         supervisor = Supervisor(
             replace(settings, tokens=data_tokens(settings, tokens)), plan=plan,
@@ -144,6 +156,7 @@ async def _serve(settings: Settings, worker_command: Sequence[str]) -> int:
         supervisor.start()
         stack.push_async_callback(supervisor.stop, 0)
         signals.at_once = [supervisor.kill, _end_process]
+        signals.restart = lambda: _restart_workers(control)
         await server.start(sockets.admin)
         _say_where(settings, sockets, plan)
         await _reason_to_stop(signals, supervisor)

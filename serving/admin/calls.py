@@ -248,6 +248,13 @@ class AdminCalls:
         """List every worker slot."""
         return json_response(self._views.workers())
 
+    async def restart_workers(self, request: Request) -> Response:
+        """Replace the workers one by one, with no request lost."""
+        wait_s = wait_in(request)
+        await object_in(request, self._body_timeout_s, ())
+        operation = self._control.restart_workers(actor_of(request), reason_in(request))
+        return await _operation_answer(operation, wait_s)
+
     async def collect_garbage(self, request: Request) -> Response:
         """Drop objects that no version uses."""
         await object_in(request, self._body_timeout_s, ())

@@ -223,6 +223,15 @@ class AdminClient(_Client):
         """Return every worker slot."""
         return _list(self._get("/admin/v1/workers"), "workers")
 
+    def restart_workers(
+        self,
+        reason: str = "",
+        timeout_s: float | None = None,
+        progress: Callable[[Document], None] | None = None,
+    ) -> Document:
+        """Replace the workers one by one and wait until all are new; returns the operation."""
+        return self._operate("/admin/v1/workers:restart", reason, timeout_s, progress)
+
     def _operate(
         self,
         path: str,

@@ -151,8 +151,10 @@ def test_a_hello_survives_the_wire() -> None:
     """Settings with paths and tokens come out of JSON as they went in."""
     token = Token("ci", "0" * 64, ("read", "push"))
     hello = Hello(
-        1, 2, 4, (0, 1), Settings().store / "objects", Settings(tokens=(token,), max_run_s=2.5)
-    )
+        slot=1, region=3, regions=4, is_patient=True, threads=4, cpus=(0, 1),
+        objects_dir=Settings().store / "objects",
+        settings=Settings(tokens=(token,), max_run_s=2.5),
+    )  # fmt: skip
     document = orjson.loads(orjson.dumps(hello.to_json()))
     assert messages.parse_hello(document) == hello
 
