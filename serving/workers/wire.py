@@ -116,6 +116,9 @@ class Wire:
 
         Raises ConnectionError when the other end is gone, WireError for a body that is not JSON.
         """
+        if self._writer.transport.is_closing():
+            # uvloop's own error for it is a RuntimeError.
+            raise ConnectionResetError("the wire is closed")
         number = next(self._ids) if answers is None else answers
         self._writer.write(encode_frame(Frame(type_, number, body)))
         await self._writer.drain()

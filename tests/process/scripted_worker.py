@@ -4,7 +4,8 @@
 slot 0; ``exits=M/V`` likewise by an exit code; ``fails=M/V`` reports it FAILED; ``stillborn`` dies
 before it is ready; ``silent`` gives no sign of life once it is ready; ``nonsense`` speaks another
 language; ``deaf`` routes by its first target for ever; ``late-second`` lets the first target pass
-in slot 1; ``bad-successor`` ends where it is to take over from another; ``stubborn`` does not stop; ``crash`` dies by SIGSEGV when a second target comes.
+in slot 1; ``bad-successor`` ends where it is to take over from another; ``stubborn`` does not stop;
+``crash`` dies by SIGSEGV when a second target comes.
 """
 
 import os

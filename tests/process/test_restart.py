@@ -83,11 +83,13 @@ async def under_load(server: RunningServer, change: object) -> list[Client]:
     async with asyncio.TaskGroup() as group:
         for client in clients:
             group.create_task(client.run())
-        while min(client.answered for client in clients) < 5:
+        while min(client.answered for client in clients) < 5:  # noqa: ASYNC110 - as real clients
             await asyncio.sleep(0.01)
         await asyncio.to_thread(change)  # type: ignore[arg-type]
         enough = [client.answered + 5 for client in clients]
-        while any(c.answered < n for c, n in zip(clients, enough, strict=True)):
+        while any(  # noqa: ASYNC110
+            c.answered < n for c, n in zip(clients, enough, strict=True)
+        ):
             await asyncio.sleep(0.01)
         for client in clients:
             client.is_done = True
@@ -185,5 +187,5 @@ async def test_a_stop_during_a_rolling_restart_loses_nothing(tmp_path: Path) -> 
         server.signal(signal.SIGTERM)
         lines, _ = await answer_from(reader)
         assert lines[0].startswith("http/1.1 200")
-        assert await asyncio.to_thread(server.wait) == 0
+        assert await asyncio.to_thread(server.wait) == 0, server.stderr()
         writer.close()

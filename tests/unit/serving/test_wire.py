@@ -120,6 +120,16 @@ async def test_two_ends_talk_and_see_the_end() -> None:
     right.close()
 
 
+async def test_sending_on_a_closed_wire_is_a_lost_connection() -> None:
+    """Whatever the event loop calls it: callers expect a ConnectionError."""
+    ours, theirs = socket.socketpair()
+    left = await Wire.open(ours)
+    theirs.close()
+    left.close()
+    with pytest.raises(ConnectionResetError):
+        await left.send("stop", {})
+
+
 async def test_a_frame_larger_than_any_buffer_arrives_whole() -> None:
     """A target of many megabytes goes through while both ends work."""
     ours, theirs = socket.socketpair()

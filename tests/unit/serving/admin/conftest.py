@@ -21,6 +21,7 @@ from registry.store import Store, VersionRecord
 from serving.admin.app import create_admin_app
 from serving.auth import Actor
 from serving.control.control_plane import ControlPlane
+from serving.errors import WorkerLost
 from serving.fleet import VersionKey, VersionReport, WorkerInfo
 from serving.settings import SCOPES, Settings, Token
 from serving.target import Target, parse_target
@@ -41,6 +42,9 @@ class FakeFleet:
         self.refused: dict[VersionKey, str] = {}
         self.private_bytes: dict[VersionKey, int] = {}
         self.is_stuck = False
+        self.stuck_on: VersionKey | None = None
+        self.replaced: list[int] = []
+        self.refused_slots: set[int] = set()
         self.taken_generation = 0
         self.slots: tuple[WorkerInfo, ...] = (
             WorkerInfo(0, 41, "serving", 1, (0,), 0, memory_bytes=7),
@@ -61,7 +65,7 @@ class FakeFleet:
         self, generation: int, timeout_s: float
     ) -> Mapping[VersionKey, VersionReport]:
         assert self.targets[-1].generation >= generation
-        if self.is_stuck:
+        if self.is_stuck or self.stuck_on in self.held:
             raise TimeoutError
         self.waiting.set()
         async with asyncio.timeout(20):
@@ -73,6 +77,11 @@ class FakeFleet:
         if self.is_stuck:
             raise TimeoutError("the workers in slots [0] did not get there")
         self.taken_generation = generation
+
+    async def replace(self, slot: int) -> None:
+        if slot in self.refused_slots:
+            raise WorkerLost(f"the new worker of slot {slot} did not take over: no room")
+        self.replaced.append(slot)
 
     def _report(self, key: VersionKey) -> VersionReport:
         if key in self.refused:

@@ -462,6 +462,8 @@ async def test_restart_loads_again_what_was_loaded_routed_first(world):
     """After a start everything is READY again; ready is said only then."""
     await world.push_loaded("a", 2)
     await world.push_loaded("b", 1)
+    await world.push_loaded("c", 1)
+    await world.control.set_alias("b", "live", 1, world.actor)
     await world.control.set_route("a", 2, world.actor)
     calls = len(world.inspector.calls)
 
@@ -470,11 +472,13 @@ async def test_restart_loads_again_what_was_loaded_routed_first(world):
 
     targets = world.fleet.targets
     orders = [[(v.model, v.version) for v in target.versions] for target in targets]
-    assert orders[0] == []
-    assert orders[1] == [("a", 2)]
+    # All that are routed share two steps, not two each; what is kept for a rollback comes later.
+    routed = [("a", 2), ("b", 1), ("c", 1)]
+    assert orders == [[], routed, routed, [("a", 1), *routed], [("a", 1), *routed],
+                      [("a", 1), *routed]]  # fmt: skip
     assert [t.is_restored for t in targets] == [False] * (len(targets) - 1) + [True]
-    assert world.fleet.held == {("a", 1): True, ("a", 2): True, ("b", 1): True}
-    assert targets[-1].routes == {"a": Traffic.whole(2), "b": Traffic.whole(1)}
+    assert world.fleet.held == dict.fromkeys([("a", 1), *routed], True)
+    assert targets[-1].routes["a"] == Traffic.whole(2)
     assert len(world.inspector.calls) == calls
 
 
@@ -495,6 +499,31 @@ async def test_restart_with_a_damaged_version_brings_the_others_back(world):
     assert world.fleet.held == {("m", 1): True}
     assert world.control.route("m").version == 1
     assert world.fleet.targets[-1].is_restored
+
+
+async def test_restart_fails_only_the_version_that_the_workers_refuse(world):
+    """The others of its batch answer, and its own reason is told."""
+    for name in ("a", "b", "c"):
+        await world.push_loaded(name, 1)
+
+    await world.restart(lambda fleet: fleet.refused.update({("b", 1): "no such operator"}))
+    await world.control.restored()
+
+    assert world.control.status("b", 1) == ("FAILED", "no such operator")
+    assert world.fleet.held == {("a", 1): True, ("c", 1): True}
+
+
+async def test_restart_gives_each_version_of_a_late_batch_its_own_time(world):
+    """One that keeps the workers busy for too long does not fail those beside it."""
+    for name in ("a", "b", "c"):
+        await world.push_loaded(name, 1)
+
+    await world.restart(lambda fleet: setattr(fleet, "stuck_on", ("b", 1)))
+    await world.control.restored()
+
+    state, reason = world.control.status("b", 1)
+    assert (state, "did not come to generation" in reason) == ("FAILED", True)
+    assert world.fleet.held == {("a", 1): True, ("c", 1): True}
 
 
 async def test_restart_within_a_smaller_budget_keeps_what_fits(world):
