@@ -19,6 +19,7 @@ from typing import Final
 from registry.errors import InvalidInput, StoreFailed
 from registry.files import Files, disk_errors
 from registry.manifest import Json, JsonObject
+from registry.reserve import Reserve
 
 MAX_READ: Final = 10_000
 # One remembered offset for so many events keeps the memory of a long record small, and lets a
@@ -67,9 +68,17 @@ def utc_now() -> str:
 class EventLog:
     """The record of one store. Thread-safe; an append blocks for one sync of the disk."""
 
-    def __init__(self, path: Path, files: Files, *, is_read_only: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        files: Files,
+        *,
+        is_read_only: bool = False,
+        reserve: Reserve | None = None,
+    ) -> None:
         self._path = path
         self._files = files
+        self._reserve = reserve
         self._lock = threading.Lock()
         self._offsets: list[tuple[int, int]] = []  # (seq, offset of its line), sparse
         self._count = 0
@@ -160,10 +169,17 @@ class EventLog:
             raise InvalidInput(f"event cannot be stored as JSON: {error}") from error
         if self._descriptor is None:
             raise StoreFailed("the record of events is closed or read-only")
-        with disk_errors("record an event"):
-            self._mend_tail(self._descriptor)
-            self._append_line(self._descriptor, line + b"\n")
+        if self._reserve is None:
+            self._append(self._descriptor, line + b"\n")
+        else:
+            descriptor = self._descriptor
+            self._reserve.run(lambda: self._append(descriptor, line + b"\n"))
         self._note(event, len(line) + 1)
+
+    def _append(self, descriptor: int, line: bytes) -> None:
+        with disk_errors("record an event"):
+            self._mend_tail(descriptor)
+            self._append_line(descriptor, line)
 
     def _append_line(self, descriptor: int, line: bytes) -> None:
         # Until the sync returned, what was written does not count. It is cut off, so that the next

@@ -25,6 +25,7 @@ from registry.files import Files, ReadOnlyFiles, disk_errors
 from registry.ident import shown
 from registry.manifest import JsonObject, Manifest
 from registry.objects import ObjectPool
+from registry.reserve import Reserve
 from registry.uploads import Upload
 from registry.versions import VersionRecord, VersionTable
 
@@ -83,7 +84,10 @@ class Store:
             self.objects_dir, self._temporary_dir, files, monotonic_s, reserve_bytes
         )
         self._versions = VersionTable(root / layout.MODELS_DIR, self._temporary_dir, files)
-        self.events = EventLog(root / layout.EVENTS_FILE, files, is_read_only=lock is None)
+        self._reserve = Reserve(root / layout.RESERVE_DIR, files)
+        self.events = EventLog(
+            root / layout.EVENTS_FILE, files, is_read_only=lock is None, reserve=self._reserve
+        )
         self._unlogged = self._compare_with_log()
 
     @classmethod
@@ -104,6 +108,7 @@ class Store:
         lock = layout.claim(root, files)
         try:
             store = cls(root, files, lock, monotonic_s, reserve_bytes)
+            store._reserve.fill()
             store._versions.sync_folders()
             # A full disk does not stop the start: the next publish tries again.
             with suppress(StoreFull, StoreFailed):
@@ -149,6 +154,7 @@ class Store:
         ``size_bytes``: announced size, if known. Raises StoreFull before the disk's reserve is
         touched. Several uploads of one digest at once all succeed.
         """
+        self._reserve.fill()
         return self._objects.begin_upload(digest, size_bytes)
 
     def verify_objects(
@@ -227,7 +233,7 @@ class Store:
 
     def delete_version(self, model: str, version: int) -> None:
         """Remove a version; its number is never given again, its objects go with ``gc``."""
-        self._versions.delete(model, version)
+        self._reserve.run(lambda: self._versions.delete(model, version))
 
     def gc(self, keep: frozenset[str] = frozenset()) -> GcReport:
         """Drop the objects that no version uses; those uploaded or asked for lately stay.
@@ -241,6 +247,7 @@ class Store:
         objects, dropped_bytes = self._objects.collect(
             lambda digest: digest in keep or self._versions.is_used(digest)
         )
+        self._reserve.fill()
         return GcReport(objects, dropped_bytes)
 
     def usage(self) -> StoreUsage:
@@ -260,9 +267,11 @@ class Store:
 
         After StoreFull or StoreFailed it is the old or the new one, and never a mix.
         """
-        path = self._document_path(name)
+        path, what = self._document_path(name), f"document {name}"
         with self._document_lock:
-            write_document(self._files, self._temporary_dir, path, document, f"document {name}")
+            self._reserve.run(
+                lambda: write_document(self._files, self._temporary_dir, path, document, what)
+            )
 
     def _is_wanted(self, digest: str) -> bool:
         """Tell whether a missing or damaged object is a loss: a version needs it, or it shows."""
