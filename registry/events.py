@@ -82,6 +82,8 @@ class EventLog:
         self._lock = threading.Lock()
         self._offsets: list[tuple[int, int]] = []  # (seq, offset of its line), sparse
         self._count = 0
+        self._odd_lines = 0
+        self._first_seq = 1
         self._last: Event | None = None
         self._end = 0
         self._is_tail_dirty = False
@@ -94,6 +96,16 @@ class EventLog:
     def last_seq(self) -> int:
         """The highest number given, 0 before the first event."""
         return self._last.seq if self._last else 0
+
+    @property
+    def damage(self) -> str:
+        """What the file shows to be missing of the record, for a person; empty where nothing."""
+        found = []
+        if self._odd_lines:
+            found.append(f"{self._odd_lines} lines are no events and are passed over")
+        if self._first_seq > 1:
+            found.append(f"it begins at number {self._first_seq}")
+        return f"the record of changes is damaged: {'; '.join(found)}" if found else ""
 
     def append(
         self,
@@ -201,6 +213,8 @@ class EventLog:
             self._is_tail_dirty = False
 
     def _note(self, event: Event, line_bytes: int) -> None:
+        if self._count == 0:
+            self._first_seq = event.seq
         if self._count % _INDEX_STEP == 0:
             self._offsets.append((event.seq, self._end))
         self._count += 1
@@ -214,12 +228,16 @@ class EventLog:
                 size_bytes = self._path.stat().st_size
             except FileNotFoundError:
                 return
-            offset = 0
+            offset = odd_lines = 0
             for line in _lines(self._path, 0, size_bytes):
                 event = _parse_line(line)
                 if event is not None and event.seq > self.last_seq:
+                    # What follows the last event was cut short by a crash, and is no damage.
+                    self._odd_lines = odd_lines
                     self._end = offset
                     self._note(event, len(line))
+                else:
+                    odd_lines += 1
                 offset += len(line)
         self._is_tail_dirty = size_bytes > self._end
 

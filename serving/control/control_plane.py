@@ -140,7 +140,9 @@ class ControlPlane:
 
     async def delete(self, model: str, version: int, actor: Actor, reason: str = "") -> None:
         """Remove a version that is not loaded, named, or being worked on."""
-        self.writer.record(model, version)
+        if version not in self.model(model).failed:
+            # One that FAILED may have no record any more: then there is this to forget.
+            self.writer.record(model, version)
         self._refuse_busy(model, version)
         state, why = self.writer.status((model, version))
         if state is State.DRAINING:

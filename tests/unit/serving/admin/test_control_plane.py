@@ -526,6 +526,56 @@ async def test_restart_gives_each_version_of_a_late_batch_its_own_time(world):
     assert world.fleet.held == {("a", 1): True, ("c", 1): True}
 
 
+async def test_restart_without_a_record_that_was_removed_by_hand(world):
+    """Both planes list the version as FAILED with the reason; rm forgets it."""
+    await world.push_loaded("m", 2)
+    await world.control.set_route("m", 2, world.actor)
+    await world.stop()
+    (world.root / "models" / "m" / "versions" / "2.json").unlink()
+    await world.start()
+    await world.control.restored()
+
+    entry = world.fleet.targets[-1].catalog["m"][2]
+    assert (entry.state, entry.reason) == ("FAILED", "its record cannot be read from the store")
+    assert world.control.status("m", 2)[0] == "FAILED"
+    assert world.control.route("m").version == 1
+    assert list((await world.control.verify()).damaged) == ["m/2"]
+    await world.control.delete("m", 2, world.actor)
+    assert set(world.fleet.targets[-1].catalog["m"]) == {1}
+    assert (await world.control.verify()).damaged == {}
+
+
+async def test_restart_without_any_record_of_a_model_leaves_a_way_out(world):
+    """The route to what is lost can be removed, and then the version."""
+    await world.push_loaded("m", 1)
+    await world.stop()
+    (world.root / "models" / "m" / "versions" / "1.json").unlink()
+    await world.start()
+    await world.control.restored()
+
+    with pytest.raises(Conflict, match="route sends requests to it"):
+        await world.control.delete("m", 1, world.actor)
+    await world.control.delete_route("m", world.actor)
+    await world.control.delete("m", 1, world.actor)
+    assert world.fleet.targets[-1].catalog == {}
+
+
+async def test_start_without_the_state_that_was_removed_by_hand_is_refused(world):
+    """A store that had a state is no new one; removing its mark as well begins anew."""
+    await world.push_loaded("m", 1)
+    await world.stop()
+    (world.root / "state" / "state.json").unlink()
+    with pytest.raises(
+        Corrupt, match=r"restore state/state.json .* or, .* remove state/state.kept"
+    ):
+        await world.start()
+    assert "document state" in world.store.verify().damaged
+    await asyncio.to_thread(world.store.close)
+    (world.root / "state" / "state.kept").unlink()
+    await world.start()
+    assert world.control.status("m", 1)[0] == "UNLOADED"
+
+
 async def test_restart_within_a_smaller_budget_keeps_what_fits(world):
     """What does not fit any more is FAILED; the routed version comes first."""
     await world.push("m", b"one", b"a" * 600)
@@ -676,6 +726,7 @@ async def test_cancelled_caller_does_not_cut_a_change_short(world):
 async def test_unload_that_cannot_be_written_leaves_the_version_counted_once(make_world, tmp_path):
     """A full disk refuses the unload; version and ledger are as before."""
     disk = ModelDisk(tmp_path / "store")
+    disk.sets_aside = False
     world = make_world(tmp_path / "store", disk)
     await world.start()
     await world.push_loaded("m", 1)
