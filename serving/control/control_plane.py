@@ -256,6 +256,12 @@ class ControlPlane:
         self._spawn(self._run(operation, self._rolling.run(operation, actor, reason)), "restart")
         return operation
 
+    def check_upgrade(self) -> None:
+        """Raise Conflict or MemoryShort where no other release can take over now."""
+        if self.operations.under_way():
+            raise Conflict("operations are under way: try again when they have ended")
+        self._rolling.check(workers=self.ledger.workers)
+
     # The store as a whole
 
     async def gc(self, actor: Actor, reason: str = "") -> GcReport:

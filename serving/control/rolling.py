@@ -35,14 +35,14 @@ class RollingRestart:
         self._fleet = fleet
         self._available_bytes = available_bytes
 
-    def check(self) -> None:
-        """Raise Conflict or MemoryShort where a restart cannot begin now."""
+    def check(self, workers: int = 1) -> None:
+        """Raise Conflict or MemoryShort where so many more workers cannot be started now."""
         if not self._writer.is_restored:
             raise Conflict(
                 "the workers are still loading what was loaded before the start: try again when "
                 "the server is ready"
             )
-        self._check_memory()
+        self._check_memory(workers)
 
     async def run(self, operation: Operation, actor: Actor, reason: str) -> None:
         """Replace one worker after the other; each serves until its replacement does.
@@ -62,13 +62,13 @@ class RollingRestart:
             # The workers are new whether or not the disk takes a note of it.
             _log.warning("the restart could not be recorded: %s", error)
 
-    def _check_memory(self) -> None:
-        """Raise MemoryShort unless one more worker fits: for a while there are two of a slot."""
+    def _check_memory(self, workers: int = 1) -> None:
+        """Raise MemoryShort unless so many more fit: for a while there are two of a slot."""
         held = self._ledger.held().values()
         private = sum(item.private_bytes_per_worker or 0 for item in held)
-        needs, free = private + WORKER_BASE_BYTES, self._available_bytes()
+        needs, free = workers * (private + WORKER_BASE_BYTES), self._available_bytes()
         if needs > free:
             raise MemoryShort(
-                f"a new worker beside the old one needs {needs} bytes of private memory, and "
-                f"{free} are free: unload a version, or stop and start the server"
+                f"{workers} new workers beside the old ones need {needs} bytes of private memory, "
+                f"and {free} are free: unload a version, or stop and start the server"
             )

@@ -31,9 +31,14 @@ class ConnectionQueue:
         """Make an empty one."""
         return cls(*socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
 
+    @classmethod
+    def of_fds(cls, sender_fd: int, receiver_fd: int) -> Self:
+        """Return the one whose ends these descriptors are."""
+        return cls(socket.socket(fileno=sender_fd), socket.socket(fileno=receiver_fd))
+
     @property
     def fds(self) -> tuple[int, int]:
-        """Descriptors of both ends, for ``__init__`` in another process."""
+        """Descriptors of both ends, for ``of_fds`` in another process."""
         return self._sender.fileno(), self._receiver.fileno()
 
     @property

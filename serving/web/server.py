@@ -82,13 +82,19 @@ class HttpServer(uvicorn.Server):
             self._queue = queue
             asyncio.get_running_loop().add_reader(queue.receiver_fd, self._adopt_waiting)
 
-    async def drain(self, timeout_s: float) -> bool:
-        """Accept what the kernel accepted, answer everything, close; return whether all ended."""
+    async def drain(self, timeout_s: float, *, is_lasting: bool = False) -> bool:
+        """Accept what the kernel accepted, answer everything, close; return whether all ended.
+
+        ``is_lasting``: others have the listener too, so what waits in it is left to them.
+        """
         if self._listener is None:
             return True
-        refuse_new_connections(self._listener)
-        await self._accept_backlog(self._listener)
+        if not is_lasting:
+            refuse_new_connections(self._listener)
+            await self._accept_backlog(self._listener)
         self._stop_accepting()
+        # One more pass, so that the newest connections are read before they are told to end.
+        await asyncio.sleep(_POLL_S)
         return await self._finish(timeout_s)
 
     async def hand_over(self, timeout_s: float, is_over: asyncio.Event) -> bool:
@@ -181,5 +187,3 @@ class HttpServer(uvicorn.Server):
                 while waiting_connections(listener):  # noqa: ASYNC110 - the kernel's counter
                     await asyncio.sleep(_POLL_S)
         self._adopt_waiting()
-        # One more pass, so that the newest connections are read before they are told to end.
-        await asyncio.sleep(_POLL_S)

@@ -48,7 +48,8 @@ class Slot:
     ``queue``: the way of connections from one worker of the slot to the next.
     ``region``: the part of the metrics page that its workers count into.
     ``is_patient``: its worker accepts only once it holds all that is wanted.
-    ``is_candidate``: its worker has not taken over yet; ``is_retired``: another one has.
+    ``is_candidate``: its worker has not taken over yet; ``is_retired``: another one has;
+    ``is_left``: it goes on without this supervisor.
     """
 
     index: int
@@ -59,6 +60,7 @@ class Slot:
     is_patient: bool = False
     is_candidate: bool = False
     is_retired: bool = False
+    is_left: bool = False
     process: WorkerProcess | None = None
     state: str = "starting"
     reason: str = ""

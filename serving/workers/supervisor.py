@@ -24,6 +24,7 @@ from serving.fleet import VersionKey, VersionReport, WorkerInfo
 from serving.settings import Settings
 from serving.target import Target
 from serving.web.handover import ConnectionQueue
+from serving.web.inherit import LeftWorker, copy_of
 from serving.web.sockets import refuse_new_connections, steer
 from serving.workers import messages
 from serving.workers.cores import WorkerPlan
@@ -60,6 +61,8 @@ class Supervisor:
     """All workers as one; the ``Fleet`` of the control plane. Event-loop thread only.
 
     ``memory`` has ``regions_for(plan.workers)`` regions: a slot's workers take turns in two.
+    ``queues``: one for each slot. ``is_lasting``: the listeners outlive this server, so at its end
+    what waits in them is left. ``is_successor``: other workers serve until these hold everything.
     """
 
     def __init__(
@@ -72,6 +75,9 @@ class Supervisor:
         objects_dir: Path,
         worker_command: Sequence[str] = WORKER_COMMAND,
         timings: Timings | None = None,
+        queues: Sequence[ConnectionQueue] | None = None,
+        is_lasting: bool = False,
+        is_successor: bool = False,
     ) -> None:
         self._settings = settings
         self._plan = plan
@@ -80,9 +86,13 @@ class Supervisor:
         self._command = tuple(worker_command)
         self._timings = timings or Timings(load_timeout_s=settings.load_timeout_s)
         self._slots = [
-            Slot(i, s, plan.cpus[i], ConnectionQueue.open(), region=i)
+            Slot(
+                i, s, plan.cpus[i], queues[i] if queues else ConnectionQueue.open(), region=i,
+                is_patient=is_successor,
+            )
             for i, s in enumerate(listeners)
-        ]
+        ]  # fmt: skip
+        self._is_lasting = is_lasting
         # Workers beside those of the slots: one that is to take over, or one that has been.
         self._beside: list[Slot] = []
         self._listeners = tuple(listeners)
@@ -234,8 +244,9 @@ class Supervisor:
         """Let every worker answer what it accepted and end; return whether all did in time."""
         self._is_stopping = True
         self._notify()
-        for slot in self._slots:
-            refuse_new_connections(slot.listener)
+        if not self._is_lasting:
+            for slot in self._slots:
+                refuse_new_connections(slot.listener)
         tasks = set(self._running)
         # Those beside come first: what they would still hand over, the others no longer take.
         for slot in (*self._beside, *self._slots):
@@ -243,7 +254,9 @@ class Supervisor:
                 continue
             if slot.is_ready:
                 with contextlib.suppress(ConnectionError):
-                    await slot.process.wire.send(messages.STOP, {"drain_s": drain_s})
+                    await slot.process.wire.send(
+                        messages.STOP, {"drain_s": drain_s, "is_lasting": self._is_lasting}
+                    )
             else:
                 slot.process.kill()
         for task, slot in self._running.items():
@@ -257,6 +270,35 @@ class Supervisor:
         for slot in self._slots:
             slot.queue.close()
         return not late
+
+    async def all_listen(self) -> None:
+        """Wait until every slot has a worker that accepts; each is then as any other."""
+        while not all(slot.is_accepting for slot in self._slots):
+            await self._changed.wait()
+        for slot in self._slots:
+            slot.is_patient = False
+
+    async def leave(self) -> tuple[list[LeftWorker], list[tuple[int, int]]]:
+        """End, but leave the workers that accept and all queues to the next program here.
+
+        Returns them as copies; after it there is nothing to ``stop``.
+        """
+        self._is_stopping = True
+        left = []
+        for slot in self._slots:
+            if slot.is_accepting and slot.process is not None:
+                wire_fd = await slot.process.wire.leave()
+                left.append(LeftWorker(slot.index, slot.process.pid, wire_fd))
+                slot.is_left = True
+        tasks = list(self._running)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        queues = [(copy_of(a), copy_of(b)) for a, b in (slot.queue.fds for slot in self._slots)]
+        for slot in self._slots:
+            slot.queue.close()
+        self._slots = []
+        return left, queues
 
     def kill(self) -> None:
         """End every worker at once."""
@@ -316,7 +358,8 @@ class Supervisor:
             process.wire.close()
             code = await _ended(process, self._timings.exit_grace_s)
         finally:
-            process.kill()
+            if not slot.is_left:
+                process.kill()
             for helper in helpers:
                 helper.cancel()
             await asyncio.gather(*helpers, return_exceptions=True)

@@ -124,7 +124,9 @@ class Worker:
                 tasks.append(group.create_task(self._follow(), name="last targets"))
                 end = self._server.hand_over(_drain_s(order), self._has_no_successor)
             elif order is not None:
-                end = self._server.drain(_drain_s(order))
+                end = self._server.drain(
+                    _drain_s(order), is_lasting=bool(order.body.get("is_lasting"))
+                )
             else:
                 _log.warning("the parent is gone: draining")
                 end = self._server.drain(self._hello.settings.stop_timeout_s)
@@ -287,7 +289,7 @@ def main(
     """
     fds = map(int, sys.argv[1:] if argv is None else argv)
     listener_fd, wire_fd, metrics_fd, sender_fd, receiver_fd = fds
-    queue = ConnectionQueue(socket.socket(fileno=sender_fd), socket.socket(fileno=receiver_fd))
+    queue = ConnectionQueue.of_fds(sender_fd, receiver_fd)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     is_busy = uvloop.run(_live(listener_fd, wire_fd, metrics_fd, queue, loader_factory))

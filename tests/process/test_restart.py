@@ -189,3 +189,31 @@ async def test_a_stop_during_a_rolling_restart_loses_nothing(tmp_path: Path) -> 
         assert lines[0].startswith("http/1.1 200")
         assert await asyncio.to_thread(server.wait) == 0, server.stderr()
         writer.close()
+
+
+# Upgrades: the server goes on as another program in the same process.
+
+
+async def test_an_upgrade_under_load_loses_nothing(tmp_path: Path) -> None:
+    """Same process, new workers, same versions; no request fails and no connection is closed."""
+    with running_server(tmp_path, workers=2) as server:
+        server.push("id32", graphs.id32())
+        before = server.worker_pids()
+        silent = socket.create_connection(address_of(server), 20)
+
+        def upgrade() -> None:
+            server.signal(signal.SIGUSR2)
+            server.wait_for_log("took over")
+            server.wait_until_ready()
+
+        clients = await under_load(server, upgrade)
+        assert [client.closed for client in clients] == [0] * 8
+        assert not set(before) & set(server.worker_pids())
+        assert not any(map(process_exists, before))
+        with silent:
+            silent.sendall(LIVE)
+            assert silent.recv(65536).startswith(b"HTTP/1.1 200")
+        # It is a server like any other: it takes changes, and stops in order.
+        server.push("other", graphs.id64())
+        assert server.stop() == 0
+        assert server.text == []
