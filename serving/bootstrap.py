@@ -25,16 +25,15 @@ from registry.errors import RegistryError, StoreFailed
 from registry.manifest import Manifest
 from registry.store import Store
 from serving.admin.app import create_admin_app
-from serving.admin.hold import HeldChanges
 from serving.auth import SERVER, admin_tokens, check_exposure, data_tokens
 from serving.control.control_plane import ControlPlane
-from serving.errors import ServingError
+from serving.errors import ServingError, UpgradeRefused
 from serving.logs import configure_logs
 from serving.machine import Machine, read_machine
 from serving.metrics.page import MetricsMemory
 from serving.scrape import page_renderer
 from serving.settings import Settings
-from serving.upgrade import UpgradeRefused, restart_command, try_release
+from serving.upgrade import restart_command, try_release
 from serving.web.handover import ConnectionQueue
 from serving.web.inherit import Handover, Inherited, copy_of, take_inherited
 from serving.web.server import HttpServer
@@ -174,10 +173,9 @@ async def _serve(
         app = create_admin_app(
             control, settings, tokens=tokens,
             render_metrics=page_renderer(control, supervisor, memory),
+            why_held=lambda: TAKING_OVER if former.are_serving else "",
         )  # fmt: skip
-        server = HttpServer(
-            HeldChanges(app, lambda: TAKING_OVER if former.are_serving else ""), settings
-        )
+        server = HttpServer(app, settings)
         stack.push_async_callback(server.drain, ADMIN_DRAIN_S)
         stack.push_async_callback(control.close)
         stack.callback(is_closing.set)
@@ -186,6 +184,7 @@ async def _serve(
         stack.push_async_callback(supervisor.stop, 0)
         signals.at_once = [supervisor.kill, _end_process]
         signals.restart = lambda: _restart_workers(control)
+        control.on_upgrade(lambda: _begin_upgrade(signals, control, former))
         await server.start(sockets.admin)
         _say_where(settings, sockets, plan)
         taking_over = asyncio.create_task(
@@ -310,6 +309,21 @@ def _say_where(settings: Settings, sockets: _Sockets, plan: WorkerPlan) -> None:
     )
 
 
+async def _check_upgrade(control: ControlPlane, former: FormerWorkers) -> None:
+    if former.are_serving:
+        raise UpgradeRefused(TAKING_OVER)
+    control.check_upgrade()
+    await asyncio.to_thread(try_release)
+
+
+async def _begin_upgrade(
+    signals: StopSignals, control: ControlPlane, former: FormerWorkers
+) -> None:
+    """Raise why there can be no upgrade, or begin one; the caller's answer is still sent."""
+    await _check_upgrade(control, former)
+    signals.upgrade.set()
+
+
 async def _reason_to_end(
     signals: StopSignals, supervisor: Supervisor, control: ControlPlane, former: FormerWorkers
 ) -> str:
@@ -330,10 +344,7 @@ async def _reason_to_end(
                 return STOP
             signals.upgrade.clear()
             try:
-                if former.are_serving:
-                    raise UpgradeRefused(TAKING_OVER)
-                control.check_upgrade()
-                await asyncio.to_thread(try_release)
+                await _check_upgrade(control, former)
             except PLANNED as error:
                 _log.error("no upgrade: %s", error)
             else:

@@ -9,17 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from serving.errors import ServingError
+from serving.errors import UpgradeRefused
 from serving.workers.worker_process import worker_environment
 
 # What a start needs first of all; a release that lacks a library fails here, and not after the
 # server that serves has gone.
 _TRIAL: Final = "import serving.bootstrap, serving.workers.worker"
 _TRIAL_TIMEOUT_S: Final = 120.0
-
-
-class UpgradeRefused(ServingError):
-    """The release that would take over cannot start; the one that serves goes on."""
 
 
 def restart_command(orig_argv: Sequence[str] = tuple(sys.orig_argv)) -> list[str]:

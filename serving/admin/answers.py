@@ -191,6 +191,8 @@ ANSWER_SCHEMAS: Final[dict[str, Document]] = {
             "memory_bytes": _COUNT,
         }
     ),
+    "Upgrade": _object({"pid": _VERSION, "workers": _array(_VERSION)})
+    | {"description": "The process that goes on, and the workers that will be replaced."},
     "Gc": _object({"objects": _COUNT, "bytes": _COUNT}),
     "Verify": _object(
         {

@@ -117,6 +117,8 @@ CALLS: Final = (
     Call("GET", "/admin/v1/workers", "read", AdminCalls.list_workers, _json("Workers")),
     Call("POST", "/admin/v1/workers:restart", "admin", AdminCalls.restart_workers, _STARTED,
          (400, 409, 429, 500, 503, 507), _OPERATE, schema.EMPTY, "OperationError"),
+    Call("POST", "/admin/v1/server:upgrade", "admin", AdminCalls.upgrade_server,
+         (Answer(200, "Upgrade"),), (409, 500, 503, 507), _CHANGE, schema.EMPTY),
     Call("POST", "/admin/v1/gc", "admin", AdminCalls.collect_garbage, _json("Gc"), _DISK,
          _CHANGE, schema.EMPTY),
     Call("POST", "/admin/v1/verify", "admin", AdminCalls.verify_store, _json("Verify"), (503,),

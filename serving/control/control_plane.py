@@ -69,6 +69,7 @@ class ControlPlane:
             drain_timeout_s=settings.drain_timeout_s,
         )
         self._rolling = RollingRestart(self.writer, self.ledger, fleet, available_bytes)
+        self._upgrade: Callable[[], Awaitable[None]] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._restore: asyncio.Task[None] | None = None
 
@@ -255,6 +256,16 @@ class ControlPlane:
         operation = self.operations.begin("restart", "", 0)
         self._spawn(self._run(operation, self._rolling.run(operation, actor, reason)), "restart")
         return operation
+
+    def on_upgrade(self, begin: Callable[[], Awaitable[None]]) -> None:
+        """Await ``begin`` when somebody asks for an upgrade; it raises why there can be none."""
+        self._upgrade = begin
+
+    async def upgrade(self) -> None:
+        """Let the release that is installed now go on in this process, or raise why not."""
+        if self._upgrade is None:
+            raise Conflict("this server cannot be upgraded in place: stop and start it")
+        await self._upgrade()
 
     def check_upgrade(self) -> None:
         """Raise Conflict or MemoryShort where no other release can take over now."""

@@ -2,8 +2,11 @@
 
 import asyncio
 import json
+import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import pytest
 
 from tests import graphs
 from tests.process.server import (
+    ROOT,
     RunningServer,
     infer_body,
     process_exists,
@@ -19,12 +23,14 @@ from tests.process.server import (
 )
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
+# A silent connection is closed after this, whichever worker has it.
+PATIENT = {"header_timeout_s": 60}
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    with running_server(tmp_path_factory.mktemp("server"), workers=2) as running:
+    with running_server(tmp_path_factory.mktemp("server"), workers=2, settings=PATIENT) as running:
         running.push("id32", graphs.id32())
         yield running
 
@@ -196,15 +202,16 @@ async def test_a_stop_during_a_rolling_restart_loses_nothing(tmp_path: Path) -> 
 
 async def test_an_upgrade_under_load_loses_nothing(tmp_path: Path) -> None:
     """Same process, new workers, same versions; no request fails and no connection is closed."""
-    with running_server(tmp_path, workers=2) as server:
+    with running_server(tmp_path, workers=2, settings=PATIENT) as server:
         server.push("id32", graphs.id32())
         before = server.worker_pids()
         silent = socket.create_connection(address_of(server), 20)
 
         def upgrade() -> None:
-            server.signal(signal.SIGUSR2)
-            server.wait_for_log("took over")
-            server.wait_until_ready()
+            done = command(server, "restart", "--upgrade")
+            assert (done.returncode, done.stdout) == (
+                0, "the new release serves with 2 workers\n",
+            )  # fmt: skip
 
         clients = await under_load(server, upgrade)
         assert [client.closed for client in clients] == [0] * 8
@@ -217,3 +224,89 @@ async def test_an_upgrade_under_load_loses_nothing(tmp_path: Path) -> None:
         server.push("other", graphs.id64())
         assert server.stop() == 0
         assert server.text == []
+
+
+def test_a_release_that_cannot_start_is_refused(tmp_path: Path) -> None:
+    """The one that serves is asked, looks, and goes on."""
+    broken = tmp_path / "site" / "sitecustomize.py"
+    broken.parent.mkdir()
+    with running_server(
+        tmp_path, settings={}, environ={"PYTHONPATH": str(broken.parent)}
+    ) as server:
+        pids = server.worker_pids()
+        broken.write_text("import sys\nif '-c' in sys.orig_argv: sys.exit('no such library')\n")
+        why = "the new release cannot start: SystemExit: no such library"
+        answer = server.admin("POST", "/admin/v1/server:upgrade", json={})
+        assert (answer.status_code, answer.json()["error"]) == (409, why)
+        server.signal(signal.SIGUSR2)
+        server.wait_for_log(f"no upgrade: {why}")
+        assert server.worker_pids() == pids
+
+
+def command(server: RunningServer, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "serving.cli", *arguments],
+        env={**os.environ, "RAMRACK_ADMIN_URL": server.admin_url},
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+# Sockets that a service manager holds.
+
+ACTIVATE = (
+    "import os, sys; os.environ['LISTEN_PID'] = str(os.getpid());"
+    "os.execv(sys.executable, [sys.executable, '-m', 'serving'])"
+)
+
+
+def activated(folder: Path, sockets: list[socket.socket]) -> RunningServer:
+    """Start a server as systemd does: with open listeners from descriptor 3 on."""
+
+    def place() -> None:
+        for index, sock in enumerate(sockets):
+            os.dup2(sock.fileno(), 100 + index)
+        for index in range(len(sockets)):
+            os.dup2(100 + index, 3 + index)
+
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("RAMRACK_")}
+    environ |= {
+        "RAMRACK_STORE": str(folder), "RAMRACK_WORKERS": "2", "RAMRACK_LOG_FORMAT": "json",
+        "LISTEN_FDS": str(len(sockets)), "LISTEN_FDNAMES": "data:admin",
+    }  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-c", ACTIVATE],
+        cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        close_fds=False, preexec_fn=place,
+    )  # fmt: skip
+    server = RunningServer(process, folder)
+    where = server.wait_for_log("listening")
+    server.url, server.admin_url = where["url"], where["admin_url"]
+    return server
+
+
+def test_connections_between_two_servers_wait_in_the_sockets_of_the_manager(
+    tmp_path: Path,
+) -> None:
+    """Nobody is refused between a stop and the next start; what came meanwhile is answered."""
+    sockets = [socket.create_server(("127.0.0.1", 0), backlog=100) for _ in range(2)]
+    try:
+        first = activated(tmp_path / "store", sockets)
+        first.wait_until_ready()
+        assert address_of(first)[1] == sockets[0].getsockname()[1]
+        first.push("id32", graphs.id32())
+        with socket.create_connection(address_of(first), 20) as client:
+            client.sendall(LIVE)
+            assert client.recv(65536).startswith(b"HTTP/1.1 200")
+        assert first.stop() == 0
+        waiting = [socket.create_connection(sockets[0].getsockname(), 20) for _ in range(20)]
+        for client in waiting:
+            client.sendall(LIVE)
+        second = activated(tmp_path / "store", sockets)
+        answers = [client.recv(65536) for client in waiting]
+        assert all(answer.startswith(b"HTTP/1.1 200") for answer in answers)
+        for client in waiting:
+            client.close()
+        assert second.stop() == 0
+    finally:
+        for sock in sockets:
+            sock.close()

@@ -138,6 +138,7 @@ class World:
     root: Path
     settings: Settings
     budget_bytes: int = 100 * MIB
+    available_bytes: int = 1 << 40
     inspector: FakeInspector = field(default_factory=FakeInspector)
     files: Files = field(default_factory=UnsyncedFiles)
     actor: Actor = field(default_factory=lambda: Actor("tester", frozenset(SCOPES), "127.0.0.1"))
@@ -150,6 +151,7 @@ class World:
         self.control = ControlPlane(
             self.store, self.fleet, self.settings, self.inspector,
             budget_bytes=self.budget_bytes, workers=2,
+            available_bytes=lambda: self.available_bytes,
         )  # fmt: skip
         await self.control.start()
 
@@ -196,10 +198,13 @@ class World:
             record = await self.push(model, f"{model} graph {number}".encode())
             await self.load(model, record.version)
 
-    def client(self, *, tokens: tuple[Token, ...] = (), **more: object) -> httpx.AsyncClient:
+    def client(
+        self, *, tokens: tuple[Token, ...] = (), why_held: Callable[[], str] = str, **more: object
+    ) -> httpx.AsyncClient:
         app = create_admin_app(
-            self.control, self.settings, tokens=tokens, render_metrics=lambda: b"metrics 1\n"
-        )
+            self.control, self.settings, tokens=tokens, render_metrics=lambda: b"metrics 1\n",
+            why_held=why_held,
+        )  # fmt: skip
         return httpx.AsyncClient(
             transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8081",
             event_hooks={"response": [checker(app)]}, **more,
