@@ -18,7 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
 
-from registry.lifecycle import State
 from serving.errors import WorkerLost
 from serving.fleet import VersionKey, VersionReport, WorkerInfo
 from serving.settings import Settings
@@ -31,6 +30,7 @@ from serving.workers.cores import WorkerPlan
 from serving.workers.deaths import MAX_DEATHS, DeathLedger, is_from_outside, oom_kills, suspects
 from serving.workers.messages import Hello
 from serving.workers.slot import RESTART_LABELS, Slot, Timings
+from serving.workers.standing import is_settled, standing
 from serving.workers.wire import WireError
 from serving.workers.worker_process import WORKER_COMMAND, WorkerProcess, describe_exit
 
@@ -139,9 +139,13 @@ class Supervisor:
         Returns the versions of the newest target and those quarantined. Raises TimeoutError.
         """
         await self._until(
-            lambda: self._is_settled(generation), timeout_s, lambda s: s.generation < generation
+            lambda: is_settled(
+                self._all_slots(), generation, self._wanted_keys() - self._quarantined.keys()
+            ),
+            timeout_s,
+            lambda slot: slot.generation < generation,
         )
-        return self._standing()
+        return standing(self._slots, self._wanted_keys(), self._quarantined)
 
     async def taken(self, generation: int, timeout_s: float) -> None:
         """Wait until every listening worker routes by ``generation`` or a later one."""
@@ -480,26 +484,6 @@ class Supervisor:
     def _wanted_keys(self) -> set[VersionKey]:
         return {(v.model, v.version) for v in self._target.versions} if self._target else set()
 
-    def _is_settled(self, generation: int) -> bool:
-        slots = [slot for slot in self._all_slots() if not slot.is_retired]
-        if not any(slot.speaks_for_itself for slot in slots):
-            return False
-        dangerous = self._wanted_keys() - self._quarantined.keys()
-        counted = [s for s in slots if s.is_listening or s.is_early or s.blamed & dangerous]
-        return all(s.speaks_for_itself and s.generation >= generation for s in counted)
-
-    def _standing(self) -> dict[VersionKey, VersionReport]:
-        standing = {}
-        for key in self._wanted_keys():
-            found = [
-                s.reports[key] for s in self._slots if s.speaks_for_itself and key in s.reports
-            ]
-            if found:
-                standing[key] = _merged(found)
-        for key, reason in self._quarantined.items():
-            standing[key] = VersionReport(State.FAILED, reason)
-        return standing
-
 
 async def _ended(process: WorkerProcess, grace_s: float) -> int:
     with contextlib.suppress(TimeoutError):
@@ -507,15 +491,3 @@ async def _ended(process: WorkerProcess, grace_s: float) -> int:
             return await process.exited()
     process.kill()
     return await process.exited()
-
-
-def _merged(reports: Sequence[VersionReport]) -> VersionReport:
-    """Return how a version stands over all workers: FAILED if any failed it."""
-    failed = [report for report in reports if report.state == State.FAILED]
-    first = (failed or reports)[0]
-    return VersionReport(
-        first.state,
-        first.reason,
-        max(report.load_s for report in reports),
-        max(report.private_bytes for report in reports),
-    )
