@@ -89,12 +89,14 @@ class HttpServer(uvicorn.Server):
         """
         if self._listener is None:
             return True
-        if not is_lasting:
+        if is_lasting:
+            self._stop_accepting()
+        else:
             refuse_new_connections(self._listener)
             await self._accept_backlog(self._listener)
-        self._stop_accepting()
         # One more pass, so that the newest connections are read before they are told to end.
         await asyncio.sleep(_POLL_S)
+        self._stop_accepting()
         return await self._finish(timeout_s)
 
     async def hand_over(self, timeout_s: float, is_over: asyncio.Event) -> bool:
