@@ -7,7 +7,18 @@ from typing import Annotated, Any
 
 import typer
 
-from serving.cli import doctor, lifecycle, listing, predict, push, routing, serve, snippet, upkeep
+from serving.cli import (
+    doctor,
+    lifecycle,
+    listing,
+    predict,
+    push,
+    restart,
+    routing,
+    serve,
+    snippet,
+    upkeep,
+)
 
 app = typer.Typer(
     name="ramrack",
@@ -47,6 +58,7 @@ app.command("plan")(lifecycle.plan)
 app.command("alias")(routing.alias)
 app.command("route")(routing.route)
 app.command("rollback")(routing.rollback)
+app.command("restart")(restart.restart)
 app.command("rm")(upkeep.rm)
 app.command("gc")(upkeep.gc)
 app.command("verify")(upkeep.verify)
