@@ -46,7 +46,13 @@ def storm(lab: Lab, outcome: Outcome) -> None:
             return [_call(server, path, choice.choice(list(_STATES))) for _ in range(calls)]
 
         calls = max(1, outcome.count // _CALLERS)
-        with watched(lab, server, outcome) as watch:
+
+        def first() -> None:
+            with ThreadPoolExecutor(_CALLERS) as callers:
+                kinds = [*_STATES] * (_CALLERS // 2)
+                list(callers.map(lambda kind: _call(server, path, kind), kinds))
+
+        with watched(lab, server, outcome, first=first) as watch:
             with ThreadPoolExecutor(_CALLERS) as callers:
                 made = [call for some in callers.map(caller, range(_CALLERS)) for call in some]
             _judge_end(server, outcome, made, path)
@@ -88,15 +94,18 @@ def collect(lab: Lab, outcome: Outcome) -> None:
     with lab.serving() as server:
         said: dict[str, None] = {}
         refused = 0
-        with watched(lab, server, outcome), ThreadPoolExecutor(3) as threads:
+
+        def race(turn: int) -> tuple[httpx.Response, int | None]:
+            with ThreadPoolExecutor(3) as threads:
+                gc = threads.submit(server.call, "POST", "/admin/v1/gc", {})
+                publishing = threads.submit(_publish, server, lab, turn)
+                threads.submit(_reload, server, turn).result()
+                return gc.result(), publishing.result()
+
+        with watched(lab, server, outcome, first=lambda: race(0)):
             for turn in range(outcome.count):
                 package = lab.packages.spare(turn)
-                jobs = [
-                    threads.submit(server.call, "POST", "/admin/v1/gc"),
-                    threads.submit(_publish, server, lab, turn),
-                    threads.submit(_reload, server, turn),
-                ]
-                gc, version, _ = (job.result() for job in jobs)
+                gc, version = race(turn)
                 outcome.judge("B", gc.status_code == 200, f"gc: {gc.status_code} {gc.text[:200]}")
                 if version is None:
                     refused += 1

@@ -26,10 +26,15 @@ def stuck(lab: Lab, outcome: Outcome) -> None:
     with lab.serving() as server:
         if not server.versions("endless"):
             server.serve(lab.packages.read("endless-1"))
-        tensor = {"name": "n", "datatype": "INT64", "shape": [1], "data": [_FOREVER]}
+        tensor: dict[str, object] = {
+            "name": "n",
+            "datatype": "INT64",
+            "shape": [1],
+            "data": [_FOREVER],
+        }
         _ask(server, {**tensor, "data": [1]})
         pids = server.worker_pids()
-        with watched(lab, server, outcome):
+        with watched(lab, server, outcome, first=lambda: _ask(server, tensor)):
             for _ in range(outcome.count):
                 began = time.monotonic()
                 answer = _ask(server, tensor)
@@ -67,9 +72,10 @@ def leave(lab: Lab, outcome: Outcome) -> None:
 
 def _ask(server: FaultServer, tensor: dict[str, object]) -> httpx.Response:
     return httpx.post(
-        f"http://127.0.0.1:{server.port}/v2/models/endless/infer", timeout=60, trust_env=False,
-        content=json.dumps({"inputs": [tensor]}), headers={"x-request-timeout-ms": "60000"},
-        verify=False,
+        f"http://127.0.0.1:{server.port}/v2/models/endless/infer",
+        timeout=60, trust_env=False, content=json.dumps({"inputs": [tensor]}),
+        headers={"x-request-timeout-ms": "60000"},
+
     )  # fmt: skip
 
 

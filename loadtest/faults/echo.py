@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -114,3 +115,18 @@ class Connection:
         """Hang up without a good-bye, as a process that dies with unread data does."""
         with contextlib.suppress(OSError):
             self._writer.transport.abort()
+
+
+async def burst(port: int, paths: Sequence[str], count: int) -> None:
+    """Ask each path ``count`` times, all at once; the answers do not matter."""
+
+    async def one(path: str) -> None:
+        connection = await Connection.open(port)
+        connection.send(Question.new(path).wire)
+        with contextlib.suppress(OSError, EOFError):
+            await connection.answer()
+        connection.close()
+
+    await asyncio.gather(*(one(path) for _ in range(count) for path in paths))
+    # A close is carried out by the loop after this one.
+    await asyncio.sleep(0)

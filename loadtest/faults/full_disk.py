@@ -59,6 +59,7 @@ def full_disk(lab: Lab, outcome: Outcome) -> None:
         try:
             with small_disk(Path(folder)) as disk, lab.own_server(disk / "store") as server:
                 spares = [server.publish(lab.packages.spare(n))["version"] for n in (0, 1)]
+                server.load("spare", spares[0])
                 with watched(lab, server, outcome) as watch:
                     fill(disk)
                     watch.load.wait_for(100)
@@ -72,7 +73,8 @@ def full_disk(lab: Lab, outcome: Outcome) -> None:
                     back = "/models/echo/route:rollback"
                     watch.change(1, lambda: server.must("POST", back, {}))
                     server.must("PUT", "/models/echo/aliases/live", {"version": 1})
-                    server.must("POST", "/models/echo/versions/2:unload?wait=60")
+                    server.must("DELETE", "/models/spare/route")
+                    server.must("POST", f"/models/spare/versions/{spares[0]}:unload?wait=60")
                     for version in spares:
                         server.must("DELETE", f"/models/spare/versions/{version}")
                     server.must("POST", "/gc")

@@ -40,7 +40,7 @@ class FaultServer:
         self._process: subprocess.Popen[bytes] | None = None
         # Reading the machine's certificates for each call would cost more than the call.
         self._client = httpx.Client(
-            base_url=f"http://127.0.0.1:{self._admin_port}", trust_env=False, verify=False,
+            base_url=f"http://127.0.0.1:{self._admin_port}", trust_env=False,
             timeout=_CALL_TIMEOUT_S, limits=httpx.Limits(max_keepalive_connections=0),
         )  # fmt: skip
 

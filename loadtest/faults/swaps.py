@@ -12,12 +12,18 @@ from loadtest.histogram import Latencies
 
 _MOST_P99: Final = 1.5
 _BEFORE_S: Final = 5.0
+_FIRST: Final = 10
 
 
 def swap(lab: Lab, outcome: Outcome) -> None:
     """Change the route; no request may notice but by the version that answers."""
     with lab.serving() as server:
-        with watched(lab, server, outcome) as watch:
+
+        def first() -> None:
+            for turn in range(_FIRST):
+                server.route("echo", 2 - turn % 2)
+
+        with watched(lab, server, outcome, first=first) as watch:
             watch.load.wait_for(round(_BEFORE_S * lab.rate) if lab.is_timed else 1)
             first_ns = time.monotonic_ns()
             for turn in range(outcome.count):

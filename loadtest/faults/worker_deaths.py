@@ -32,6 +32,7 @@ _MOST_P99: Final = 2.0
 # Outside of this time after a death the p99 is that of any other time.
 _WINDOW_NS: Final = 1_000_000_000
 # A process that is killed holds its connections until the kernel has taken it apart.
+_HUNG: Final = "no sign of life"
 _DYING_NS: Final = 500_000_000
 
 
@@ -102,6 +103,9 @@ def stop_workers(lab: Lab, outcome: Outcome) -> None:
             PATIENCE_S, "a stopped worker is noticed",
         )  # fmt: skip
         outcome.judge("H", not is_alive(pid), "a worker that stands still was not noticed")
+        reasons = [worker["reason"] for worker in server.workers()]
+        is_told = any(_HUNG in reason for reason in reasons)
+        outcome.judge("H", is_told, f"no worker is said to have hung, but {reasons}")
         outcome.figures["noticed s"] = time.monotonic() - began
         send_signal(pid, signal.SIGCONT)
 

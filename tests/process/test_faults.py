@@ -1,0 +1,123 @@
+"""The fault bench at small counts: every rule but those of time, on real servers.
+
+The controls at the end break one promise each: the same looks must find it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from loadtest.bench.faults import FAULTS
+from loadtest.faults.lab import Lab
+from loadtest.faults.outcome import BROKEN, HELD, Outcome
+from loadtest.faults.packages import Packages
+from tests.process.server import ROOT
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
+SERVE = (sys.executable, "-m", "serving")
+# What each one judges, so that a look that was lost is noticed.
+SHARED = {
+    "F13": (20, "ABDEFG"),
+    "F14": (24, "ABDEFG"),
+    "F16": (1, "ACDEFG"),
+    "F20": (6, "ABDEFG"),
+    "F21": (200, "BDEFG"),
+    "F1": (3, "ACDEFGH"),
+    "F19": (1, "ACDEFGH"),
+    "rolling": (1, "ABDEFG"),
+}
+OWN = {"F2": (1, "ACDH"), "F17": (1, "ABD")}
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Packages:
+    return Packages.make(tmp_path_factory.mktemp("packages"), spares=16)
+
+
+@pytest.fixture(scope="module")
+def lab(packages: Packages, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """A lab whose server outlives the tests that share it."""
+    lab = lab_of(tmp_path_factory.mktemp("lab"), packages)
+    with lab.own_server() as lab.shared:
+        yield lab
+
+
+def lab_of(work: Path, packages: Packages, command: tuple[str, ...] = SERVE) -> Lab:
+    return Lab(work, packages, rate=100.0, is_timed=False, command=command)
+
+
+def judged(outcome: Outcome) -> str:
+    return "".join(sorted(outcome.verdicts))
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_a_server_outlives(lab: Lab, name: str) -> None:
+    """It serves on, every answer right, and nothing is left behind."""
+    count, letters = SHARED[name]
+    outcome = FAULTS[name].run(lab, count)
+    assert outcome.reasons == []
+    assert judged(outcome) == letters
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_server_comes_back_after(packages: Packages, tmp_path: Path, name: str) -> None:
+    """What was accepted is answered, what was acknowledged is there again."""
+    count, letters = OWN[name]
+    outcome = FAULTS[name].run(lab_of(tmp_path, packages), count)
+    assert outcome.reasons == []
+    assert judged(outcome) == letters
+
+
+# F23: controls.
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file that says which promise the workers of ``broken_lab`` break now."""
+    return tmp_path_factory.mktemp("broken") / "promise"
+
+
+@pytest.fixture(scope="module")
+def broken_lab(
+    packages: Packages, broken: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Lab]:
+    lab = lab_of(
+        tmp_path_factory.mktemp("lab"), packages,
+        (sys.executable, "-m", "tests.process.broken_server"),
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TEST_BROKEN_PROMISE", str(broken))
+        patch.chdir(ROOT)
+        with lab.own_server() as lab.shared:
+            yield lab
+
+
+@pytest.mark.parametrize(("promise", "letter"), [("swap", "D"), ("leak", "G"), ("damage", "A")])
+def test_f23_a_broken_promise_is_found(
+    broken_lab: Lab, broken: Path, promise: str, letter: str
+) -> None:
+    """Answers of others, memory that is kept and a damaged object turn their rule red, no other."""
+    broken.write_text(promise)
+    if promise == "damage":
+        assert broken_lab.shared is not None
+        victim = max((broken_lab.shared.store / "objects").iterdir())
+        victim.chmod(0o600)
+        victim.write_bytes(victim.read_bytes()[::-1])
+    outcome = FAULTS["F13"].run(broken_lab, 2)
+    assert {key for key, verdict in outcome.verdicts.items() if verdict == BROKEN} == {letter}
+
+
+def test_f23_a_stop_that_drops_connections_is_found(
+    packages: Packages, broken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests that were under way at the stop are missed."""
+    broken.write_text("forget")
+    monkeypatch.setenv("TEST_BROKEN_PROMISE", str(broken))
+    monkeypatch.chdir(ROOT)
+    command = (sys.executable, "-m", "tests.process.broken_server")
+    outcome = FAULTS["F17"].run(lab_of(tmp_path, packages, command), 1)
+    assert (outcome.verdict("B"), outcome.verdict("D")) == (BROKEN, HELD)
