@@ -35,9 +35,7 @@ class Call:
 def storm(lab: Lab, outcome: Outcome) -> None:
     """Load and unload one version from eight callers, and hold the end to the last answer."""
     with lab.serving() as server:
-        if not server.versions("storm"):
-            for number in (1, 2):
-                server.serve(lab.packages.read(f"storm-{number}"))
+        _serve_storm(lab, server)
         version = 2
         path = f"/admin/v1/models/storm/versions/{version}"
 
@@ -68,6 +66,13 @@ def storm(lab: Lab, outcome: Outcome) -> None:
         judge_store(server, outcome)
 
 
+def _serve_storm(lab: Lab, server: FaultServer) -> None:
+    """Have a model whose second version nothing holds."""
+    if not server.versions("storm"):
+        for number in (1, 2):
+            server.serve(lab.packages.read(f"storm-{number}"))
+
+
 def _call(server: FaultServer, path: str, kind: str) -> Call:
     began_ns = time.monotonic_ns()
     answer = server.call("POST", f"{path}:{kind}?wait=60")
@@ -92,6 +97,7 @@ def _judge_end(server: FaultServer, outcome: Outcome, made: list[Call], path: st
 def collect(lab: Lab, outcome: Outcome) -> None:
     """Let gc run against an upload, a load and a delete; what was acknowledged must be whole."""
     with lab.serving() as server:
+        _serve_storm(lab, server)
         said: dict[str, None] = {}
         refused = 0
 
@@ -139,8 +145,8 @@ def _publish(server: FaultServer, lab: Lab, turn: int) -> int | None:
 def _reload(server: FaultServer, turn: int) -> None:
     """Take a version out and in again; every tenth time, for that takes longest."""
     if turn % 10 == 0:
-        server.must("POST", "/models/echo/versions/2:unload?wait=60")
-        server.load("echo", 2)
+        server.must("POST", "/models/storm/versions/2:unload?wait=60")
+        server.load("storm", 2)
 
 
 def _is_lost(server: FaultServer, digest: str) -> bool:

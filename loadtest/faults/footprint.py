@@ -15,17 +15,18 @@ _LOOK_S: Final = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """How much more there may be at the end."""
+    """How much more there may be at the end, and how long it may take to be given back."""
 
     memory_share: float = 0.05
     memory_bytes: int = 0
     threads: int = 0
     pieces_share: float = 0.25
+    settle_s: float = 15.0
 
 
 STRICT: Final = Growth()
 # For a look at a busy machine after few requests: only what leaks with each of them.
-ROUGH: Final = Growth(memory_bytes=48 << 20, threads=16, pieces_share=1.0)
+ROUGH: Final = Growth(memory_bytes=32 << 20, threads=16, pieces_share=1.0, settle_s=4.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ RECOVERED_S: Final = 5.0
 # Without timing, a recovery only has to come at all.
 PATIENCE_S: Final = 60.0
 _WARM_REQUESTS: Final = 200
+_FEW_REQUESTS: Final = 20
 _WARM_ROUNDS: Final = 12
 _STEADY: Final = Growth(memory_share=0.005, pieces_share=0)
 _BURST: Final = 64
@@ -56,6 +57,11 @@ class Lab:
     command: Sequence[str] = SERVE
     shared: FaultServer | None = None
 
+    @property
+    def warm_requests(self) -> int:
+        """How many requests make a new worker as warm as any."""
+        return _WARM_REQUESTS if self.is_timed else _FEW_REQUESTS
+
     @contextmanager
     def serving(self) -> Iterator[FaultServer]:
         """Return a server that serves both versions of ``echo``, the first one routed."""
@@ -67,13 +73,18 @@ class Lab:
             yield self.shared
 
     @contextmanager
-    def own_server(self, store: Path | None = None) -> Iterator[FaultServer]:
-        """Return a fresh one that the fault may end; ``store``: where, instead of the lab's."""
+    def own_server(
+        self, store: Path | None = None, versions: Sequence[int] = (1, 2)
+    ) -> Iterator[FaultServer]:
+        """Return a fresh one that the fault may end, with these versions of ``echo``.
+
+        ``store``: where, instead of in the lab's folder.
+        """
         with (
             tempfile.TemporaryDirectory(dir=self.work) as folder,
             fault_server(Path(folder), self.command, store) as server,
         ):
-            for version in (1, 2):
+            for version in versions:
                 server.serve(self.packages.read(f"echo-{version}"))
             yield server
 
@@ -150,10 +161,11 @@ def _warmed(lab: Lab, server: FaultServer, first: Callable[[], object], rate: fl
     last: Footprint | None = None
     for _ in range(_WARM_ROUNDS if lab.is_timed else 1):
         with SteadyLoad(server.port, rate, seed=1) as load:
-            first()
+            if lab.is_timed:
+                first()
             for _ in range(_BURSTS if lab.is_timed else 1):
                 asyncio.run(burst(server.port, paths, _BURST))
-            load.wait_for(_WARM_REQUESTS if lab.is_timed else _BURST)
+            load.wait_for(lab.warm_requests)
             server.metric("ramrack_queue_depth")
         now = quiet_footprint(lambda: processes(server))
         if last is not None and not now.growth_over(last, _STEADY):

@@ -137,7 +137,7 @@ async def stop_once(server: FaultServer, outcome: Outcome) -> None:
 
 def stop(lab: Lab, outcome: Outcome) -> None:
     """Stop a server and start it again, over and over."""
-    with lab.own_server() as server:
+    with lab.own_server(versions=(1,)) as server:
         for turn in range(outcome.count):
             if turn:
                 began = time.monotonic()
@@ -157,7 +157,7 @@ def roll(lab: Lab, outcome: Outcome) -> None:
                 server.must("POST", "/workers:restart?wait=90", {})
                 after = set(server.worker_pids())
                 outcome.judge("B", not before & after, "a worker was not replaced")
-            watch.load.wait_for(200)
+            watch.load.wait_for(lab.warm_requests)
         judge_store(server, outcome)
 
 

@@ -134,7 +134,7 @@ def _workers_die(
             took_s = server.wait_until(server.is_whole, PATIENCE_S, "all workers are back")
             judge_recovery(lab, outcome, took_s)
             # Their first requests warm the new ones up as those before them were.
-            watch.load.wait_for(200)
+            watch.load.wait_for(lab.warm_requests)
         samples = watch.load.samples
         judge_collateral(outcome, samples, deaths)
         calm = Latencies(

@@ -1,6 +1,6 @@
 """A real worker that breaks the promise which a file names, for as long as it is named there.
 
-``swap``: each run gives the answers of the run before. ``leak``: each run keeps a MiB for good.
+``swap``: each run gives the answers of the run before. ``leak``: each run keeps 4 MiB for good.
 ``forget``: connections are dropped at a stop instead of being answered.
 """
 
@@ -15,7 +15,7 @@ from serving.web.server import HttpServer
 from serving.workers import worker
 
 BROKEN = Path(os.environ["TEST_BROKEN_PROMISE"])
-LEAK_BYTES = 1 << 20
+LEAK_BYTES = 4 << 20
 
 
 def is_broken(kind: str) -> bool:

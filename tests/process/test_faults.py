@@ -22,10 +22,10 @@ SERVE = (sys.executable, "-m", "serving")
 # What each one judges, so that a look that was lost is noticed.
 SHARED = {
     "F13": (20, "ABDEFG"),
-    "F14": (24, "ABDEFG"),
-    "F16": (1, "ACDEFG"),
+    "F14": (8, "ABDEFG"),
+    "F16": (1, "ABCDEFG"),
     "F20": (6, "ABDEFG"),
-    "F21": (200, "BDEFG"),
+    "F21": (100, "BDEFG"),
     "F1": (3, "ACDEFGH"),
     "F19": (1, "ACDEFGH"),
     "rolling": (1, "ABDEFG"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,8 @@ from tests.process.server import RunningServer, running_server
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(900)]
 INDEX = 777
+# `scripts/bench faults` asks for every step; the modelled disk takes every one of the store's.
+STRIDE = 1 if os.environ.get("RAMRACK_TEST_FULL") else 5
 
 
 @dataclass
@@ -98,7 +101,7 @@ def test_f2_a_kill_at_any_step_of_a_push_and_a_load_loses_nothing_acknowledged(
     """The restarted server has every acknowledged version, intact, and serves what was loaded.
 
     One server after the other on one store: each is held to all that the ones before it said,
-    ends what the last one left undone, and is then killed one step later than that one.
+    ends what the last one left undone, and is then killed ``STRIDE`` steps later than that one.
     """
     trigger = tmp_path / "trigger"
     said: list[Acknowledged] = []
@@ -114,7 +117,7 @@ def test_f2_a_kill_at_any_step_of_a_push_and_a_load_loses_nothing_acknowledged(
             if said:
                 finish(server, turn - 1, said[-1])
             said.append(Acknowledged())
-            trigger.write_text(str(turn + 1))
+            trigger.write_text(str(turn * STRIDE + 1))
             try:
                 push(server, turn, said[-1])
             except httpx.TransportError:
@@ -122,7 +125,7 @@ def test_f2_a_kill_at_any_step_of_a_push_and_a_load_loses_nothing_acknowledged(
             was_killed = server.process.poll() is not None
             trigger.unlink()
     # Two objects, a version and a load have more steps than this, or nothing was tried.
-    assert len(said) > 15
+    assert len(said) * STRIDE > 15
     assert len({done.is_loaded for done in said}) == 2
 
 

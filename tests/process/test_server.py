@@ -1,7 +1,5 @@
 """The whole server as real processes: kills, stops and starts."""
 
-import asyncio
-import json
 import os
 import signal
 import socket
@@ -16,7 +14,6 @@ from tests import graphs
 from tests.process.server import (
     RunningServer,
     children_of,
-    infer_body,
     process_exists,
     running_server,
     start_server,
@@ -118,18 +115,6 @@ def test_workers_end_when_the_parent_is_killed(tmp_path: Path) -> None:
         assert answer_of(server.infer("id32", [ROW])) == ROW
 
 
-def test_e13_a_stopped_worker_is_replaced(server: RunningServer) -> None:
-    """A worker under SIGSTOP is noticed within seconds; the others answer meanwhile."""
-    before = restarts_of(server)
-    stopped = server.worker_pids()[1]
-    os.kill(stopped, signal.SIGSTOP)
-    wait_until(lambda: restarts_of(server) != before, 60, "the stopped one is replaced")
-    server.wait_until_ready()
-    assert not process_exists(stopped)
-    assert "no sign of life" in server.workers()[1]["reason"]
-    assert answer_of(server.infer("id32", [ROW])) == ROW
-
-
 def test_a_terminal_s_interrupt_stops_in_order(own_server: RunningServer) -> None:
     """Ctrl-C reaches the whole group; the workers leave the stop to the parent."""
     server = own_server
@@ -137,52 +122,6 @@ def test_a_terminal_s_interrupt_stops_in_order(own_server: RunningServer) -> Non
         os.kill(pid, signal.SIGINT)
     assert server.wait() == 0
     assert server.text == []
-
-
-async def test_e08_sigterm_under_keep_alive_load_loses_nothing(tmp_path: Path) -> None:
-    """Each request that was sent before the end gets its whole answer; the exit code is 0."""
-    with running_server(tmp_path, workers=2) as server:
-        server.push("id32", graphs.id32())
-        host, port = server.url.removeprefix("http://").split(":")
-        counts = await asyncio.gather(
-            *(one_client(host, int(port)) for _ in range(20)), stop_soon(server)
-        )
-        assert server.wait() == 0
-        answered = [count for count in counts if count is not None]
-        assert min(answered) > 0
-
-
-async def stop_soon(server: RunningServer) -> None:
-    await asyncio.sleep(0.5)  # the load has to be under way
-    server.signal(signal.SIGTERM)
-
-
-async def one_client(host: str, port: int) -> int:
-    """Send one request after another, each on the connection of the last as long as that is open.
-
-    Returns how many were answered before the server refused connections. Raises when a request
-    that was written got no whole answer.
-    """
-    body = json.dumps(infer_body([ROW])).encode()
-    head = f"POST /v2/models/id32/infer HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
-    count = 0
-    while True:
-        try:
-            async with asyncio.timeout(5):
-                reader, writer = await asyncio.open_connection(host, port)
-        except (ConnectionRefusedError, TimeoutError):
-            return count
-        is_open = True
-        while is_open:
-            writer.write(head.encode() + body)
-            answer = await reader.readuntil(b"\r\n\r\n")
-            lines = answer.decode("latin-1").lower().split("\r\n")
-            length = next(int(x.split(":")[1]) for x in lines if x.startswith("content-length"))
-            await reader.readexactly(length)
-            assert lines[0].startswith("http/1.1 200"), answer
-            count += 1
-            is_open = "connection: close" not in lines
-        writer.close()
 
 
 def test_connections_in_the_backlog_are_answered_at_a_stop(own_server: RunningServer) -> None:
