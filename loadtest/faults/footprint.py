@@ -89,7 +89,7 @@ def quiet_footprint(pids: Callable[[], Sequence[int]]) -> Footprint:
 
 def settled_growth(before: Footprint, pids: Callable[[], Sequence[int]], allowed: Growth) -> str:
     """Return what is still more than it may be after some seconds for it to be given back."""
-    end = time.monotonic() + _QUIET_TIMEOUT_S
+    end = time.monotonic() + allowed.settle_s
     while (grown := footprint(pids()).growth_over(before, allowed)) and time.monotonic() < end:
         time.sleep(_LOOK_S)
     return grown
