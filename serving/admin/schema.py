@@ -77,8 +77,7 @@ _RELEASE: Final[JsonObject] = {
     "properties": {
         "routes": {
             "type": "object",
-            "description": "Model to its route.",
-            "minProperties": 1,
+            "description": "Model to its route; 1 to 1000 models.",
             "additionalProperties": {
                 "type": "object",
                 "properties": {**_ROUTE_FIELDS, "if_match": _IF_MATCH},

@@ -78,7 +78,8 @@ async def test_route_calls_move_and_restore_traffic(world, client):
     body = {"split": [{"version": 2, "weight": 100}]}
     moved = await client.put(f"{MODELS}/m/route?reason=better", json=body)
     assert moved.json() == {
-        "model": "m", "split": body["split"], "shadow": [], "latest": False, "previous": 1,
+        "model": "m", "split": body["split"], "shadow": [], "latest": False,
+        "previous": {"split": [{"version": 1, "weight": 100}], "shadow": []},
         "etag": moved.headers["etag"],
     }  # fmt: skip
     assert (await client.get(f"{MODELS}/m/route")).json() == moved.json()
@@ -422,7 +423,7 @@ async def test_private_memory_is_null_until_a_load_measured_it(world, client):
     assert await told() == (None, None)
     await world.load("m", 1)
     assert await told() == (10, 10)
-    await world.control.delete_route("m", world.actor)
+    await world.control.traffic.delete_route("m", world.actor)
     await world.unload("m", 1)
     assert await told() == (10, 10)
 
