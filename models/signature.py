@@ -22,6 +22,7 @@ MAX_TENSOR_SPECS: Final = 10_000
 _SPEC_KEYS: Final = frozenset(
     {"name", "datatype", "shape", "columns", "labels", "categories", "missing", "method"}
 )
+_LISTED: Final = {"columns": "column", "categories": "category", "labels": "label"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,8 @@ def _difference(
     if only := _only_in_one(kind, list(mine), list(theirs), names):
         return only
     for name, spec in mine.items():
-        for field in fields(TensorSpec):
+        # Columns first: a table of other columns has another shape, which says less.
+        for field in sorted(fields(TensorSpec), key=lambda item: item.name not in _LISTED):
             pair = (getattr(spec, field.name), getattr(theirs[name], field.name))
             if pair[0] != pair[1]:
                 return f"{kind} {shown(name)}: {_field_difference(field.name, *pair, names)}"
@@ -105,7 +107,7 @@ def _difference(
 
 
 def _field_difference(name: str, a: Any, b: Any, names: tuple[str, str]) -> str:
-    singular = {"columns": "column", "categories": "category", "labels": "label"}.get(name)
+    singular = _LISTED.get(name)
     if singular and a is not None and b is not None:
         if only := _only_in_one(singular, a, b, names):
             return only

@@ -112,32 +112,6 @@ async def test_if_match_guards_routes_and_aliases(world, client):
 
 
 @pytest.mark.parametrize(
-    ("body", "says"),
-    [
-        ({}, "split or"),
-        ({"split": [], "latest": True}, "split or"),
-        ({"split": []}, "exactly one version"),
-        ({"split": [{"version": 1, "weight": 90}, {"version": 2, "weight": 10}]}, "exactly one"),
-        ({"split": [{"version": 1, "weight": 90}]}, "weight"),
-        ({"split": [{"version": "1", "weight": 100}]}, "version"),
-        ({"split": [{"version": True, "weight": 100}]}, "version"),
-        ({"split": [{"version": 1}]}, "version and weight"),
-        ({"latest": 1}, "true or false"),
-        ({"latest": True, "shadow": [2]}, "shadow"),
-        ({"splitt": []}, "did you mean 'split'"),
-        ([], "JSON object"),
-    ],
-)
-async def test_route_body_that_is_wrong_is_refused(world, client, body, says):
-    """Each mistake in a route is a 400 that names the field."""
-    await world.push_loaded("m", 1)
-
-    answer = await client.put(f"{MODELS}/m/route", json=body)
-
-    assert says in await error_of(answer, 400)
-
-
-@pytest.mark.parametrize(
     ("method", "path", "status"),
     [
         ("GET", f"{MODELS}/none", 404),
