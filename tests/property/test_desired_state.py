@@ -24,20 +24,21 @@ pytestmark = pytest.mark.slow
 MODELS = st.sampled_from(["m", "n"])
 VERSIONS = st.integers(1, 6)
 ALIASES = st.sampled_from(["a", "b"])
-BUDGET_BYTES = 40
+BUDGET_BYTES = 60
 WHOLE = 100
 
 
-@st.composite
-def traffics(draw) -> Traffic:
-    """A split of one to three versions of whole weights, and up to two shadows beside it."""
-    versions = draw(st.lists(VERSIONS, min_size=1, max_size=4, unique=True))
-    count = draw(st.integers(1, min(3, len(versions))))
-    cuts = draw(st.lists(st.integers(1, 99), min_size=count - 1, max_size=count - 1, unique=True))
+def traffic_of(data, versions: list[int]) -> Traffic:
+    """Draw a split of one to three versions of whole weights, and shadows beside it."""
+    drawn = data.draw(st.permutations(versions)) if len(versions) > 1 else versions
+    count = data.draw(st.integers(1, min(3, len(drawn))))
+    cuts = data.draw(
+        st.lists(st.integers(1, 99), min_size=count - 1, max_size=count - 1, unique=True)
+    )
     edges = [0, *sorted(cuts), WHOLE]
-    split = sorted(versions[:count])
-    shares = tuple(Share(v, edges[i + 1] - edges[i]) for i, v in enumerate(split))
-    return Traffic(shares, tuple(sorted(versions[count:])))
+    shares = tuple(Share(v, edges[i + 1] - edges[i]) for i, v in enumerate(sorted(drawn[:count])))
+    shadows = data.draw(st.integers(0, min(2, len(drawn) - count)))
+    return Traffic(shares, tuple(sorted(drawn[count : count + shadows])))
 
 
 class Model:
@@ -106,6 +107,9 @@ class DesiredMachine(RuleBasedStateMachine):
         self.seq = 0
         self.models = {"m": Model(), "n": Model()}
         self.stored: dict[str, set[int]] = {"m": set(), "n": set()}
+        for version in range(1, 5):
+            self.load("m", version)
+            self.load("n", version)
 
     def stamp(self) -> Stamp:
         self.seq += 1
@@ -219,26 +223,17 @@ class DesiredMachine(RuleBasedStateMachine):
         if self.switch(alias in model.aliases, lambda: plan.plan_alias(name, alias, None)):
             del model.aliases[alias]
 
-    @rule(name=MODELS, traffic=traffics())
-    def set_route(self, name, traffic):
+    def some_traffic(self, data, name: str, *, is_ready: bool = True) -> Traffic:
+        """Draw traffic over what is READY, or over anything."""
+        ready = sorted(self.models[name].ready()) if is_ready else []
+        return traffic_of(data, ready or [1, 2, 3, 4, 5, 6])
+
+    @rule(name=MODELS, data=st.data(), is_ready=st.sampled_from([True, True, True, False]))
+    def set_route(self, name, data, is_ready):
         model = self.models[name]
+        traffic = self.some_traffic(data, name, is_ready=is_ready)
         make = lambda: plan.plan_routes({name: RouteWish(traffic)})  # noqa: E731
         if self.switch(model.may_route(traffic), make):
-            model.move(traffic)
-
-    @rule(name=MODELS, seed=st.randoms(use_true_random=False))
-    def set_route_over_what_is_ready(self, name, seed):
-        model = self.models[name]
-        ready = sorted(model.ready())
-        if len(ready) > 1:
-            answers, *shadow = seed.sample(ready, len(ready))
-            weight = seed.randint(1, 99)
-            split = (Share(answers, WHOLE),)
-            if shadow and seed.random() < 0.7:
-                pair = {answers: weight, shadow.pop(): WHOLE - weight}
-                split = tuple(Share(v, pair[v]) for v in sorted(pair))
-            traffic = Traffic(split, tuple(sorted(shadow)))
-            assert self.switch(True, lambda: plan.plan_routes({name: RouteWish(traffic)}))
             model.move(traffic)
 
     @rule(name=MODELS)
@@ -248,9 +243,11 @@ class DesiredMachine(RuleBasedStateMachine):
         if self.switch(bool(model.ready()), make):
             model.move(Traffic.whole(max(model.ready())), is_latest=True)
 
-    @rule(one=traffics(), other=traffics())
-    def release(self, one, other):
-        wishes = {"m": one, "n": other}
+    @rule(data=st.data(), is_ready=st.booleans())
+    def release(self, data, is_ready):
+        wishes = {
+            "m": self.some_traffic(data, "m"), "n": self.some_traffic(data, "n", is_ready=is_ready)
+        }  # fmt: skip
         allowed = all(self.models[name].may_route(item) for name, item in wishes.items())
         make = lambda: plan.plan_routes(  # noqa: E731
             {name: RouteWish(item) for name, item in wishes.items()}, "release"
@@ -288,9 +285,10 @@ class DesiredMachine(RuleBasedStateMachine):
         if self.switch(not loads, make):
             model.move(goal)
 
-    @rule(name=MODELS, traffic=traffics(), version=VERSIONS, is_failing=st.booleans())
-    def route_that_is_taken_back(self, name, traffic, version, is_failing):
+    @rule(name=MODELS, data=st.data(), version=VERSIONS, is_failing=st.booleans())
+    def route_that_is_taken_back(self, name, data, version, is_failing):
         model = self.models[name]
+        traffic = self.some_traffic(data, name)
         if model.traffic in (None, traffic) or not model.may_route(traffic):
             return
         before, old = self.state.model(name), (model.traffic, model.previous, model.is_latest)
@@ -371,6 +369,7 @@ class DesiredMachine(RuleBasedStateMachine):
                 assert all(map(model.is_ready, model.traffic.shadow))
                 assert sum(share.weight for share in model.traffic.split) == WHOLE
             if model.previous is not None:
+                assert sum(share.weight for share in model.previous.split) == WHOLE
                 assert model.may_route(model.previous)
                 assert model.previous != model.traffic
 
