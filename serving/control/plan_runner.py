@@ -28,6 +28,10 @@ _log = logging.getLogger(__name__)
 Begin = Callable[[str, int, Actor, str], Operation]
 
 
+class NotTaken(DeadlineExpired):
+    """A switch that not every worker took in time; the text says what holds now."""
+
+
 class PlanRunner:
     """Event-loop thread only. ``load``, ``unload``: begin an operation, or raise why not."""
 
@@ -49,10 +53,12 @@ class PlanRunner:
                 if isinstance(step, Switch):
                     states = await self._switch(step, actor, reason)
                 else:
-                    loaded.append(step)
+                    is_wanted = step.version in self._writer.state.model(step.model).loaded
                     await _ended(self._load(step.model, step.version, actor, reason))
+                    if not is_wanted:
+                        loaded.append(step)
         except PLANNED as error:
-            if not isinstance(error, DeadlineExpired):
+            if not isinstance(error, NotTaken):
                 await self._unload_again(loaded, message_of(error))
             raise
         return states
@@ -70,13 +76,13 @@ class PlanRunner:
     async def _not_taken(
         self, step: Switch, before: DesiredState, after: DesiredState, why: str
     ) -> None:
-        """Raise DeadlineExpired after the former state was published again, where it is to be."""
+        """Raise NotTaken after the former state was published again, where it is to be."""
         what = ", ".join(f"{change.kind} of {change.model}" for change in step.changes)
         see = "GET /admin/v1/workers shows them"
         if after is before:
-            raise DeadlineExpired(f"{what}: was set already, but {why}: {see}")
+            raise NotTaken(f"{what}: was set already, but {why}: {see}")
         if step.is_way_back:
-            raise DeadlineExpired(
+            raise NotTaken(
                 f"{what}: is kept and will be taken, but {why}: {see}; nothing has to be repeated"
             )
         _log.error("%s is taken back: %s", what, why)
@@ -84,13 +90,13 @@ class PlanRunner:
         try:
             unchanged, now = await self._writer.change_all(changes, SERVER, f"{what}: {why}")
         except PLANNED as error:
-            raise DeadlineExpired(
+            raise NotTaken(
                 f"{what}: {why}, and it stays in force, for it could not be taken back: "
                 f"{message_of(error)}"
             ) from error
         if now is unchanged:
-            raise DeadlineExpired(f"{what}: {why}, and it was changed again meanwhile: {see}")
-        raise DeadlineExpired(
+            raise NotTaken(f"{what}: {why}, and it was changed again meanwhile: {see}")
+        raise NotTaken(
             f"{what}: {why}; the former state is in force again as generation {now.generation}: "
             f"{see}; try again when they answer"
         )
@@ -101,7 +107,7 @@ class PlanRunner:
                 reason = f"loaded for a change that failed: {why}"
                 await _ended(self._unload(step.model, step.version, SERVER, reason))
             except PLANNED as error:
-                # FAILED, or named by someone meanwhile: then it is theirs.
+                # Someone else names it by now: then it is theirs.
                 _log.info("%s/%d stays: %s", step.model, step.version, error)
 
 

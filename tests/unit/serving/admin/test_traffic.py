@@ -11,8 +11,10 @@ import pytest
 from models.errors import LoadFailed
 from models.signature import Signature, TensorSpec
 from registry.errors import Conflict, NotFound, StoreFull
+from registry.plan import Load, plan_routes
 from registry.traffic import Share, Traffic
 from registry.traffic_rules import LATEST_WISH, RouteWish
+from serving.control.plan_runner import PlanRunner
 from serving.control.traffic_control import GuardedWish
 from serving.errors import DeadlineExpired
 from tests.disk_model import ModelDisk
@@ -261,6 +263,30 @@ async def test_what_a_rollback_loaded_goes_again_if_it_cannot_switch(world):
 
     assert world.control.status("m", 1)[0] == "UNLOADED"
     assert world.control.traffic.route("m").traffic == whole(2)
+
+
+async def test_loads_before_one_that_takes_too_long_are_undone(world):
+    """All of what a plan needs is loaded, or nothing of it stays."""
+    await world.push_loaded("m", 1)
+    for content in (b"two", b"three"):
+        await world.push("m", content)
+    control = world.control
+
+    def load(model, version, actor, reason):
+        world.fleet.is_stuck = version == 3
+        return control.load(model, version, actor, reason)
+
+    def unload(*arguments):
+        world.fleet.is_stuck = False
+        return control.unload(*arguments)
+
+    runner = PlanRunner(control.writer, load, unload)
+    switch = plan_routes({"m": RouteWish(split((2, 50), (3, 50)))})
+    with pytest.raises(DeadlineExpired, match="600 s"):
+        await runner.run((Load("m", 2), Load("m", 3), *switch), world.actor, "")
+
+    assert [control.status("m", v)[0] for v in (1, 2, 3)] == ["READY", "UNLOADED", "FAILED"]
+    assert world.fleet.targets[-1].routes == {"m": whole(1)}
 
 
 # Changes that workers do not take
