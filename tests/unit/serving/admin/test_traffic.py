@@ -402,11 +402,11 @@ async def test_release_is_one_generation_with_an_event_for_each_model(world):
     """Workers never see one of the routes without the other."""
     await world.push_loaded("m", 2)
     await world.push_loaded("n", 2)
-    before = len(world.fleet.targets)
+    before, first = len(world.fleet.targets), generation(world)
 
     routes = await release(world, m=RouteWish.whole(2), n=LATEST_WISH)
 
-    assert len(world.fleet.targets) == before + 1
+    assert (len(world.fleet.targets), generation(world)) == (before + 1, first + 1)
     assert world.fleet.targets[-1].routes == {"m": whole(2), "n": whole(2)}
     assert [routes[name].is_latest for name in "mn"] == [False, True]
     events = world.store.events.read()[-2:]
