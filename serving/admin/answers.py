@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from registry.lifecycle import State
+from registry.model_settings import RANGES
 from serving.admin.views import TRITON_STATES
 from serving.web.openapi import Document, schema_ref
 
@@ -40,8 +41,18 @@ _ANY_OBJECT: Final[Document] = {"type": "object", "additionalProperties": True}
 _ANYTHING: Final[Document] = {}
 _ETAG: Final[Document] = {"type": "string", "pattern": '^".*"$'}
 _SPLIT: Final = _array(
-    _object({"version": _VERSION, "weight": {"type": "integer", "minimum": 0, "maximum": 100}})
+    _object({"version": _VERSION, "weight": {"type": "integer", "minimum": 1, "maximum": 100}})
 )
+_TRAFFIC: Final[dict[str, Document]] = {"split": _SPLIT, "shadow": _array(_VERSION)}
+_SETTINGS: Final = _object(
+    {
+        **{
+            name: _or_null({"type": "number" if name == "max_run_s" else "integer"})
+            for name in RANGES
+        },
+        "batching": _or_null(_FLAG),
+    }
+) | {"description": "Null: the server's own setting holds."}
 _MEMORY: Final[dict[str, Document]] = {
     "disk_bytes": _COUNT,
     "weight_bytes": _COUNT,
@@ -63,6 +74,7 @@ ANSWER_SCHEMAS: Final[dict[str, Document]] = {
             "versions": _array(schema_ref("Version")),
             "aliases": {"type": "object", "additionalProperties": _VERSION},
             "route": _or_null(schema_ref("Route")),
+            "settings": _SETTINGS,
         }
     ),
     "Version": _object(
@@ -81,6 +93,7 @@ ANSWER_SCHEMAS: Final[dict[str, Document]] = {
             "parity": _or_null(_ANY_OBJECT),
             "aliases": _array(_TEXT),
             "traffic": {"type": "integer", "minimum": 0, "maximum": 100},
+            "is_shadow": _FLAG,
             "is_previous": _FLAG,
             "memory": _object(_MEMORY),
             "load_s": _or_null(_SECONDS),
@@ -130,13 +143,14 @@ ANSWER_SCHEMAS: Final[dict[str, Document]] = {
     "Route": _object(
         {
             "model": _TEXT,
-            "split": _SPLIT,
-            "shadow": _array(_VERSION),
+            **_TRAFFIC,
             "latest": _FLAG,
-            "previous": _or_null(_VERSION),
+            "previous": _or_null(_object(_TRAFFIC)) | {"description": "What a rollback restores."},
             "etag": _ETAG,
         }
     ),
+    "Release": _object({"routes": _array(schema_ref("Route"))}),
+    "ModelSettings": _object({"model": _TEXT, "settings": _SETTINGS, "etag": _ETAG}),
     "RouteDeleted": _object({"model": _TEXT, "split": _SPLIT}),
     "History": _object(
         {
@@ -147,7 +161,7 @@ ANSWER_SCHEMAS: Final[dict[str, Document]] = {
                         "time": _TIME,
                         "who": _TEXT,
                         "reason": _TEXT,
-                        "split": _SPLIT,
+                        **_TRAFFIC,
                         "latest": _FLAG,
                     }
                 )
@@ -241,6 +255,6 @@ ADMIN_REASONS: Final[Mapping[int, str]] = {
     431: "The request head is larger than allowed.",
     500: "Not planned, or an object is damaged; the log has more under the x-request-id.",
     503: "The store's disk failed, or the server is not ready; error says why.",
-    504: "The workers did not come to the wanted state in time.",
+    504: "The workers did not come to the wanted state in time; error says what holds now.",
     507: "No room: the memory budget, or the disk.",
 }

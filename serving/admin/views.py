@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Final
 
 from registry.desired import Key, ModelState
@@ -57,6 +58,7 @@ class AdminViews:
             "versions": [self._version(record, memory) for record in records],
             "aliases": aliases,
             "route": None if model.route is None else route_json(name, model.route),
+            "settings": settings_json(model),
         }
 
     def _version(self, record: VersionRecord, memory: Mapping[Key, VersionMemory]) -> JsonObject:
@@ -64,7 +66,7 @@ class AdminViews:
         manifest = record.manifest
         model = self._control.model(record.model)
         state, reason = self._control.status(*key)
-        entry = model.loaded.get(record.version)
+        entry, route = model.loaded.get(record.version), model.route
         inspection = None
         signature = manifest.signature
         if entry is not None:
@@ -86,8 +88,9 @@ class AdminViews:
             "runtime": manifest.runtime,
             "parity": manifest.parity,
             "aliases": aliases,
-            "traffic": _traffic(model, record.version),
-            "is_previous": model.route is not None and model.route.previous == record.version,
+            "traffic": 0 if route is None else route.traffic.weight_of(record.version),
+            "is_shadow": route is not None and record.version in route.traffic.shadow,
+            "is_previous": route is not None and route.is_previous(record.version),
             "memory": _memory_json(memory.get(key) or self._control.ledger.at_rest(record)),
             "load_s": self._control.loads.load_s.get(key),
             "batching": None if inspection is None else {
@@ -169,18 +172,12 @@ class AdminViews:
 
 def route_json(name: str, route: Route) -> JsonObject:
     """Return a route as users see it."""
-    return {
-        "model": name,
-        "split": [{"version": route.version, "weight": 100}],
-        "shadow": [],
-        "latest": route.is_latest,
-        "previous": route.previous,
-        "etag": route.etag,
-    }
+    return {"model": name, **route.facts(), "etag": route.etag}
 
 
-def _traffic(model: ModelState, version: int) -> int:
-    return 100 if model.route is not None and model.route.version == version else 0
+def settings_json(model: ModelState) -> JsonObject:
+    """Return every setting of a model; null where the server's own holds."""
+    return asdict(model.settings)
 
 
 def _memory_json(memory: VersionMemory) -> JsonObject:

@@ -7,7 +7,19 @@ from typing import Annotated, Any
 
 import typer
 
-from serving.cli import doctor, lifecycle, listing, predict, push, routing, serve, snippet, upkeep
+from serving.cli import (
+    apply,
+    doctor,
+    lifecycle,
+    listing,
+    predict,
+    push,
+    releasing,
+    routing,
+    serve,
+    snippet,
+    upkeep,
+)
 
 app = typer.Typer(
     name="ramrack",
@@ -47,6 +59,9 @@ app.command("plan")(lifecycle.plan)
 app.command("alias")(routing.alias)
 app.command("route")(routing.route)
 app.command("rollback")(routing.rollback)
+app.command("release")(releasing.release)
+app.command("settings")(releasing.settings)
+app.command("apply")(apply.apply)
 app.command("rm")(upkeep.rm)
 app.command("gc")(upkeep.gc)
 app.command("verify")(upkeep.verify)

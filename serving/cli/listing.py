@@ -64,6 +64,8 @@ def _ls_row(version: dict[str, Any]) -> list[object]:
 def _traffic(version: dict[str, Any]) -> str:
     if version.get("traffic"):
         return f"{version['traffic']} %"
+    if version.get("is_shadow"):
+        return "shadow"
     return "previous" if version.get("is_previous") else ""
 
 

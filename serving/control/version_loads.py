@@ -114,7 +114,12 @@ class VersionLoads:
         ledger.admit(key, manifest)
         operation.at("loading in the workers", 0.6)
         document = inspection.to_json()
-        await writer.change(lambda s, _: desired.begin_load(s, *key, document), None)
+
+        def begin(state: DesiredState, _: Stamp) -> DesiredState:
+            writer.record(*key)  # it may have been deleted since the load began
+            return desired.begin_load(state, *key, document)
+
+        await writer.change(begin, None)
         await self._loaded(key)
         operation.at("switching on", 0.95)
         note = Note("load", *key, actor, reason)
@@ -157,11 +162,11 @@ class VersionLoads:
         def rank(key: Key) -> tuple[int, str, int]:
             model = self._writer.state.model(key[0])
             route = model.route
-            if route is not None and route.version == key[1]:
+            if route is not None and route.traffic.weight_of(key[1]):
                 return 0, *key
             if any(alias.version == key[1] for alias in model.aliases.values()):
                 return 1, *key
-            if route is not None and route.previous == key[1]:
+            if route is not None and route.is_previous(key[1]):
                 return 2, *key
             return 3, *key
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,6 +41,7 @@ class FakeFleet:
         self.refused: dict[VersionKey, str] = {}
         self.private_bytes: dict[VersionKey, int] = {}
         self.is_stuck = False
+        self.before_time_out: Callable[[], Awaitable[None]] | None = None
         self.taken_generation = 0
         self.slots: tuple[WorkerInfo, ...] = (
             WorkerInfo(0, 41, "serving", 1, (0,), 0, memory_bytes=7),
@@ -71,7 +72,9 @@ class FakeFleet:
     async def taken(self, generation: int, timeout_s: float) -> None:
         assert self.targets[-1].generation >= generation
         if self.is_stuck:
-            raise TimeoutError("the workers in slots [0] did not get there")
+            if self.before_time_out is not None:
+                await self.before_time_out()
+            raise TimeoutError(f"the workers in slots [0] did not get there within {timeout_s:g} s")
         self.taken_generation = generation
 
     def _report(self, key: VersionKey) -> VersionReport:
@@ -100,6 +103,7 @@ class FakeInspector:
 
     def __init__(self) -> None:
         self.refused: dict[str, str] = {}
+        self.signatures: dict[str, Signature] = {}
         self.private_bytes = 0
         self.calls: list[str] = []
         self.limits: list[int] = []
@@ -114,7 +118,8 @@ class FakeInspector:
         assert self.gate.wait(20)
         if manifest.graph in self.refused:
             raise LoadFailed(self.refused[manifest.graph])
-        return Inspection(SIGNATURE, True, "rows are independent", False, 0.001, 0.01,
+        signature = self.signatures.get(manifest.graph, SIGNATURE)
+        return Inspection(signature, True, "rows are independent", False, 0.001, 0.01,
                           self.private_bytes)  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+WHOLE = {"split": [{"version": 1, "weight": 100}], "shadow": []}
 DIGEST = "sha256:" + "d" * 64
 
 
@@ -102,7 +103,7 @@ def put_route(server: FakeServer, body: bytes, model: str) -> tuple[int, dict[st
     for part in wish.get("split", ()):
         server.find(model, str(part["version"]))["traffic"] = part["weight"]
     return 200, {"model": model, "split": wish.get("split", []), "shadow": [],
-                 "latest": wish.get("latest", False), "previous": 1, "etag": "e"}  # fmt: skip
+                 "latest": wish.get("latest", False), "previous": WHOLE, "etag": "e"}  # fmt: skip
 
 
 Handler = Callable[..., tuple[int, dict[str, Any]]]

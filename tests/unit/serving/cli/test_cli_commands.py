@@ -174,10 +174,11 @@ def test_route_is_shown_and_moved(ramrack, server: FakeServer):
     """Moving the route sends one version with all the weight, or the wish to follow latest."""
     server.add_version("m", "READY")
     code, out, _ = ramrack("route", "m", "1")
-    assert (code, out) == (0, "m: version 1 gets 100 %; before that version 1\n")
+    assert (code, out) == (0, "m: version 1 gets 100 %; before that version 1 gets 100 %\n")
     ramrack("route", "m", "--latest")
     bodies = [json.loads(call[3]) for call in server.calls if call[0] == "PUT"]
-    assert bodies == [{"split": [{"version": 1, "weight": 100}]}, {"latest": True}]
+    whole = {"split": [{"version": 1, "weight": 100}], "shadow": []}
+    assert bodies == [whole, {"latest": True}]
     server.answers["GET", "/admin/v1/models/m/route/history"] = [
         (200, {"history": [{"seq": 1, "time": "t", "who": "me", "reason": "first",
                             "split": [{"version": 1, "weight": 100}], "latest": False}]})
