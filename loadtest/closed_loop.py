@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -79,15 +80,16 @@ def quantile_ms(ordered_ns: list[int], share: float) -> float | None:
 
 
 async def run(
-    url: str, body: bytes, connections: int, seconds: float, stop: asyncio.Event
-) -> tuple[Tally, float]:
+    url: str, body: bytes, connections: int, seconds: float, stop: asyncio.Event,
+    headers: Sequence[str] = (),
+) -> tuple[Tally, float]:  # fmt: skip
     """Send until ``stop`` or ``seconds`` are over; returns the tally and the seconds it took."""
     tally = Tally()
     began = time.monotonic()
     async with asyncio.TaskGroup() as group:
         group.create_task(_stop_after(seconds, stop), name="clock")
         for index in range(connections):
-            group.create_task(_send(url, body, tally, stop), name=f"connection-{index}")
+            group.create_task(_send(url, body, headers, tally, stop), name=f"connection-{index}")
     return tally, time.monotonic() - began
 
 
@@ -99,11 +101,13 @@ async def _stop_after(seconds: float, stop: asyncio.Event) -> None:
         stop.set()
 
 
-async def _send(url: str, body: bytes, tally: Tally, stop: asyncio.Event) -> None:
+async def _send(
+    url: str, body: bytes, headers: Sequence[str], tally: Tally, stop: asyncio.Event
+) -> None:
     last_version, replaced = "", set[str]()
     while not stop.is_set():
         try:
-            async with Connection(url) as connection:
+            async with Connection(url, headers) as connection:
                 while not stop.is_set():
                     began = time.monotonic_ns()
                     reply = await connection.post(body, REQUEST_TIMEOUT_S)
@@ -133,6 +137,9 @@ def main() -> int:
     parser.add_argument("--connections", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--rows", type=int, default=1, help="rows in the body, for rows/s")
+    parser.add_argument(
+        "--header", action="append", default=[], metavar="'NAME: VALUE'", help="sent each time"
+    )
     arguments = parser.parse_args()
     tally, seconds = asyncio.run(_main(arguments))
     print(json.dumps(tally.report(seconds, arguments.rows)))
@@ -145,7 +152,8 @@ async def _main(arguments: argparse.Namespace) -> tuple[Tally, float]:
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_number, stop.set)
     body = await asyncio.to_thread(arguments.body.read_bytes)
-    return await run(arguments.url, body, arguments.connections, arguments.seconds, stop)
+    return await run(arguments.url, body, arguments.connections, arguments.seconds, stop,
+                     arguments.header)  # fmt: skip
 
 
 if __name__ == "__main__":

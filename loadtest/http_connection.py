@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
@@ -23,13 +24,16 @@ class Reply:
 class Connection:
     """Posts one body after another to one path; a broken connection raises OSError."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, headers: Sequence[str] = ()) -> None:
         parts = urlsplit(url)
         if parts.scheme != "http" or parts.hostname is None:
             raise ValueError(f"{url!r}: only http:// addresses are measured")
         self._host = parts.hostname
         self._port = parts.port or 80
         self._path = parts.path or "/"
+        if not any(header.lower().startswith("content-type:") for header in headers):
+            headers = (*headers, "content-type: application/json")
+        self._headers = "".join(f"{header}\r\n" for header in headers)
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
@@ -58,7 +62,7 @@ class Connection:
             raise ConnectionError("the connection is not open")
         head = (
             f"POST {self._path} HTTP/1.1\r\nhost: {self._host}:{self._port}\r\n"
-            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+            f"{self._headers}content-length: {len(body)}\r\n\r\n"
         )
         self._writer.write(head.encode() + body)
         await self._writer.drain()

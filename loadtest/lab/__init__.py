@@ -1,0 +1,1 @@
+"""What the benches share: servers on a core, load on another, rounds, claims and their verdicts."""
