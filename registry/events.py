@@ -19,6 +19,7 @@ from typing import Final
 from registry.errors import InvalidInput, StoreFailed
 from registry.files import Files, disk_errors
 from registry.manifest import Json, JsonObject
+from registry.reserve import Reserve
 
 MAX_READ: Final = 10_000
 # One remembered offset for so many events keeps the memory of a long record small, and lets a
@@ -67,12 +68,22 @@ def utc_now() -> str:
 class EventLog:
     """The record of one store. Thread-safe; an append blocks for one sync of the disk."""
 
-    def __init__(self, path: Path, files: Files, *, is_read_only: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        files: Files,
+        *,
+        is_read_only: bool = False,
+        reserve: Reserve | None = None,
+    ) -> None:
         self._path = path
         self._files = files
+        self._reserve = reserve
         self._lock = threading.Lock()
         self._offsets: list[tuple[int, int]] = []  # (seq, offset of its line), sparse
         self._count = 0
+        self._odd_lines = 0
+        self._first_seq = 1
         self._last: Event | None = None
         self._end = 0
         self._is_tail_dirty = False
@@ -85,6 +96,16 @@ class EventLog:
     def last_seq(self) -> int:
         """The highest number given, 0 before the first event."""
         return self._last.seq if self._last else 0
+
+    @property
+    def damage(self) -> str:
+        """What the file shows to be missing of the record, for a person; empty where nothing."""
+        found = []
+        if self._odd_lines:
+            found.append(f"{self._odd_lines} lines are no events and are passed over")
+        if self._first_seq > 1:
+            found.append(f"it begins at number {self._first_seq}")
+        return f"the record of changes is damaged: {'; '.join(found)}" if found else ""
 
     def append(
         self,
@@ -160,10 +181,17 @@ class EventLog:
             raise InvalidInput(f"event cannot be stored as JSON: {error}") from error
         if self._descriptor is None:
             raise StoreFailed("the record of events is closed or read-only")
-        with disk_errors("record an event"):
-            self._mend_tail(self._descriptor)
-            self._append_line(self._descriptor, line + b"\n")
+        if self._reserve is None:
+            self._append(self._descriptor, line + b"\n")
+        else:
+            descriptor = self._descriptor
+            self._reserve.run(lambda: self._append(descriptor, line + b"\n"))
         self._note(event, len(line) + 1)
+
+    def _append(self, descriptor: int, line: bytes) -> None:
+        with disk_errors("record an event"):
+            self._mend_tail(descriptor)
+            self._append_line(descriptor, line)
 
     def _append_line(self, descriptor: int, line: bytes) -> None:
         # Until the sync returned, what was written does not count. It is cut off, so that the next
@@ -185,6 +213,8 @@ class EventLog:
             self._is_tail_dirty = False
 
     def _note(self, event: Event, line_bytes: int) -> None:
+        if self._count == 0:
+            self._first_seq = event.seq
         if self._count % _INDEX_STEP == 0:
             self._offsets.append((event.seq, self._end))
         self._count += 1
@@ -198,12 +228,16 @@ class EventLog:
                 size_bytes = self._path.stat().st_size
             except FileNotFoundError:
                 return
-            offset = 0
+            offset = odd_lines = 0
             for line in _lines(self._path, 0, size_bytes):
                 event = _parse_line(line)
                 if event is not None and event.seq > self.last_seq:
+                    # What follows the last event was cut short by a crash, and is no damage.
+                    self._odd_lines = odd_lines
                     self._end = offset
                     self._note(event, len(line))
+                else:
+                    odd_lines += 1
                 offset += len(line)
         self._is_tail_dirty = size_bytes > self._end
 

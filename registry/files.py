@@ -81,6 +81,25 @@ class Files:
         finally:
             os.close(descriptor)
 
+    def allocate(self, path: Path, size_bytes: int) -> None:
+        """Make a file whose bytes the disk has set aside; there is none after an error."""
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, size_bytes)
+        except OSError:
+            with suppress(OSError):
+                path.unlink()
+            raise
+        finally:
+            os.close(descriptor)
+
+    def give_up(self, path: Path) -> None:
+        """Return the room of a file that ``allocate`` made to the disk, to be used at once."""
+        path.unlink()
+        with suppress(OSError):
+            # A journal may hold freed blocks back until the change that freed them is written.
+            self.fsync_dir(path.parent)
+
     def free_bytes(self, path: Path) -> int:
         """Return what an unprivileged writer may still write on the disk of ``path``."""
         status = os.statvfs(path)
@@ -158,6 +177,14 @@ class ReadOnlyFiles(Files):
         raise _read_only(path)
 
     def mkdir(self, path: Path) -> None:
+        """Refuse."""
+        raise _read_only(path)
+
+    def allocate(self, path: Path, size_bytes: int) -> None:  # noqa: ARG002 - as in Files
+        """Refuse."""
+        raise _read_only(path)
+
+    def give_up(self, path: Path) -> None:
         """Refuse."""
         raise _read_only(path)
 

@@ -6,6 +6,7 @@ objects/    every graph and tensor, named by its digest
 models/     NAME/versions/N.json, and NAME/numbers.json: the highest number that was deleted
 state/      small documents of the server
 events.jsonl
+reserve/    room on the disk for changes when it is full
 tmp/        files on their way to the other folders; emptied at each open
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -27,9 +29,11 @@ EVENTS_FILE: Final = "events.jsonl"
 OBJECTS_DIR: Final = "objects"
 MODELS_DIR: Final = "models"
 STATE_DIR: Final = "state"
+RESERVE_DIR: Final = "reserve"
 TEMPORARY_DIR: Final = "tmp"
 # What a folder may hold and still become a store: a start that was cut short left the first two,
 # and the top of a fresh disk has the last.
+_HOLDER_BYTES: Final = 32
 _HARMLESS: Final = frozenset({LOCK_FILE, TEMPORARY_DIR, "lost+found"})
 
 
@@ -52,13 +56,16 @@ class StoreLock:
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                holder = os.pread(self._descriptor, 32, 0).decode("ascii", "replace").strip()
+                holder = (
+                    os.pread(self._descriptor, _HOLDER_BYTES, 0).decode("ascii", "replace").strip()
+                )
                 raise StoreLocked(
                     f"the store is in use by process {holder or 'unknown'}: "
                     "stop that server, or use another --store"
                 ) from error
-            os.ftruncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+            # Only for the message above; a full disk must not keep a server from its start.
+            with suppress(OSError):
+                os.pwrite(self._descriptor, f"{os.getpid()}\n".ljust(_HOLDER_BYTES).encode(), 0)
 
     def close(self) -> None:
         """Let another server have the store."""

@@ -25,12 +25,17 @@ from registry.files import Files, ReadOnlyFiles, disk_errors
 from registry.ident import shown
 from registry.manifest import JsonObject, Manifest
 from registry.objects import ObjectPool
+from registry.reserve import Reserve
 from registry.uploads import Upload
 from registry.versions import VersionRecord, VersionTable
 
 __all__ = ["GcReport", "Store", "StoreUsage", "Upload", "VerifyReport", "VersionRecord"]
 
 RESERVE_BYTES: Final = 32 << 20
+_LOST: Final = (
+    "its record is gone although it was never deleted: restore it from a backup, or delete the "
+    "version"
+)
 _DOCUMENT_NAME: Final = re.compile("[a-z][a-z0-9_-]{0,63}")
 
 
@@ -79,11 +84,15 @@ class Store:
         self._temporary_dir = root / layout.TEMPORARY_DIR
         self._document_lock = threading.Lock()
         self._log_lock = threading.Lock()
+        self._marked: set[str] = set()
         self._objects = ObjectPool(
             self.objects_dir, self._temporary_dir, files, monotonic_s, reserve_bytes
         )
         self._versions = VersionTable(root / layout.MODELS_DIR, self._temporary_dir, files)
-        self.events = EventLog(root / layout.EVENTS_FILE, files, is_read_only=lock is None)
+        self._reserve = Reserve(root / layout.RESERVE_DIR, files)
+        self.events = EventLog(
+            root / layout.EVENTS_FILE, files, is_read_only=lock is None, reserve=self._reserve
+        )
         self._unlogged = self._compare_with_log()
 
     @classmethod
@@ -104,6 +113,7 @@ class Store:
         lock = layout.claim(root, files)
         try:
             store = cls(root, files, lock, monotonic_s, reserve_bytes)
+            store._reserve.fill()
             store._versions.sync_folders()
             # A full disk does not stop the start: the next publish tries again.
             with suppress(StoreFull, StoreFailed):
@@ -149,6 +159,7 @@ class Store:
         ``size_bytes``: announced size, if known. Raises StoreFull before the disk's reserve is
         touched. Several uploads of one digest at once all succeed.
         """
+        self._reserve.fill()
         return self._objects.begin_upload(digest, size_bytes)
 
     def verify_objects(
@@ -169,6 +180,7 @@ class Store:
         """Hash every object there is or should be, and read every record; changes nothing."""
         present = self._objects.digests()
         damaged = {f"{m}/{v}": reason for (m, v), reason in self._versions.damaged().items()}
+        damaged |= {f"{m}/{v}": _LOST for m, v in self._lost_versions()} | self._damaged_documents()
         objects = total_bytes = 0
         for digest in sorted({*present, *self._versions.used_digests()}):
             before = total_bytes
@@ -227,7 +239,7 @@ class Store:
 
     def delete_version(self, model: str, version: int) -> None:
         """Remove a version; its number is never given again, its objects go with ``gc``."""
-        self._versions.delete(model, version)
+        self._reserve.run(lambda: self._versions.delete(model, version))
 
     def gc(self, keep: frozenset[str] = frozenset()) -> GcReport:
         """Drop the objects that no version uses; those uploaded or asked for lately stay.
@@ -241,6 +253,7 @@ class Store:
         objects, dropped_bytes = self._objects.collect(
             lambda digest: digest in keep or self._versions.is_used(digest)
         )
+        self._reserve.fill()
         return GcReport(objects, dropped_bytes)
 
     def usage(self) -> StoreUsage:
@@ -252,17 +265,58 @@ class Store:
         return StoreUsage(objects, object_bytes, free, total)
 
     def read_document(self, name: str) -> JsonObject | None:
-        """Return a document, None where it was never written, or raise Corrupt."""
-        return read_document(self._document_path(name), f"document {name}")
+        """Return a document, None where it was never written; Corrupt where it is damaged or gone.
+
+        A document that was there and is not any more is no new store: who takes it for one loses
+        all that it held.
+        """
+        document = read_document(self._document_path(name), f"document {name}")
+        if document is None and self._mark_path(name).exists():
+            raise Corrupt(
+                f"document {name} is gone: restore {layout.STATE_DIR}/{name}.json of the store's "
+                f"folder from a backup; or, to begin without what it held, remove "
+                f"{layout.STATE_DIR}/{self._mark_path(name).name}"
+            )
+        if document is not None and self._lock_file is not None:
+            self._mark(name)
+        return document
 
     def write_document(self, name: str, document: JsonObject) -> None:
         """Replace a document, durably and as a whole.
 
         After StoreFull or StoreFailed it is the old or the new one, and never a mix.
         """
-        path = self._document_path(name)
+        path, what = self._document_path(name), f"document {name}"
         with self._document_lock:
-            write_document(self._files, self._temporary_dir, path, document, f"document {name}")
+            self._reserve.run(
+                lambda: write_document(self._files, self._temporary_dir, path, document, what)
+            )
+            self._mark(name)
+
+    def _mark(self, name: str) -> None:
+        """Note that a document exists; a mark that a crash or a full disk kept out comes later."""
+        path = self._mark_path(name)
+        if name in self._marked or path.exists():
+            return
+        with suppress(OSError):
+            self._files.close(self._files.create(path))
+            self._files.fsync_dir(path.parent)
+            self._marked.add(name)
+
+    def _mark_path(self, name: str) -> Path:
+        return self._document_path(name).with_suffix(".kept")
+
+    def _damaged_documents(self) -> dict[str, str]:
+        damaged: dict[str, str] = {}
+        folder = self.root / layout.STATE_DIR
+        for name in sorted({path.stem for path in folder.glob("*.*")}):
+            try:
+                self.read_document(name)
+            except (Corrupt, InvalidInput) as error:
+                damaged[f"document {name}"] = str(error)
+        if self.events.damage:
+            damaged["events"] = self.events.damage
+        return damaged
 
     def _is_wanted(self, digest: str) -> bool:
         """Tell whether a missing or damaged object is a loss: a version needs it, or it shows."""
@@ -274,6 +328,16 @@ class Store:
                 f"document name {shown(name)} is not allowed: use {_DOCUMENT_NAME.pattern}"
             )
         return self.root / layout.STATE_DIR / f"{name}.json"
+
+    def _lost_versions(self) -> list[tuple[str, int]]:
+        """Return the versions that were published and not deleted, and have no record."""
+        present: set[tuple[str, int]] = set()
+        for event in self.events.scan():
+            if event.model and event.version and event.kind in ("publish", "delete"):
+                change = present.add if event.kind == "publish" else present.discard
+                change((event.model, event.version))
+        records = {(r.model, r.version) for m in self.models() for r in self.versions(m)}
+        return sorted(present - records - set(self.damaged_versions()))
 
     def _compare_with_log(self) -> list[tuple[VersionRecord, JsonObject]]:
         """Return the versions whose event a crash kept from the log, oldest first.

@@ -87,6 +87,14 @@ class WorkerLost(ServingError):
     """The process that should have answered is gone or stopping."""
 
 
+class UpgradeRefused(ServingError):
+    """The release that would take over cannot; the one that serves goes on."""
+
+
+class MemoryShort(ServingError):
+    """The machine has not the memory that an operation on the workers needs."""
+
+
 STATUS: Final[dict[type[Exception], int]] = {
     InvalidInput: 400,
     InputRefused: 400,
@@ -110,6 +118,8 @@ STATUS: Final[dict[type[Exception], int]] = {
     WorkerLost: 503,
     DeadlineExpired: 504,
     RunTerminated: 504,
+    UpgradeRefused: 409,
+    MemoryShort: 507,
     OverBudget: 507,
     StoreFull: 507,
 }

@@ -26,7 +26,10 @@ class VersionReport:
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """One worker slot as people see it. ``cpus``: the cores it is pinned to."""
+    """One worker slot as people see it. ``cpus``: the cores it is pinned to.
+
+    ``region``: the part of the metrics page that it counts into; None: that of its slot.
+    """
 
     slot: int
     pid: int | None
@@ -36,6 +39,7 @@ class WorkerInfo:
     restarts: int
     reason: str = ""
     memory_bytes: int = 0
+    region: int | None = None
 
 
 class Fleet(Protocol):
@@ -59,6 +63,13 @@ class Fleet(Protocol):
 
         Much sooner than ``settled``: loads and drains under way are not waited for. Returns at
         once where no worker listens. Raises TimeoutError.
+        """
+        ...
+
+    async def replace(self, slot: int) -> None:
+        """Let a new worker take over a slot, with nothing lost; returns when the old one is gone.
+
+        Raises WorkerLost where the new one could not take over; the old one then serves on.
         """
         ...
 

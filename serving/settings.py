@@ -20,7 +20,7 @@ from registry.ident import shown
 
 ENV_PREFIX: Final = "RAMRACK_"
 # RAMRACK_* names that are not settings of the server.
-ENV_OTHER: Final = frozenset({"ADMIN_TOKEN", "URL", "ADMIN_URL", "TOKEN", "CONFIG"})
+ENV_OTHER: Final = frozenset({"ADMIN_TOKEN", "URL", "ADMIN_URL", "TOKEN", "CONFIG", "HANDOVER"})
 SCOPES: Final = ("read", "push", "promote", "admin", "infer")
 KIB: Final = 1024
 MIB: Final = 1024**2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 from collections.abc import Callable
@@ -26,6 +27,10 @@ class UnsyncedFiles(Files):
 
     def fsync_dir(self, path: Path) -> None:
         pass
+
+    def allocate(self, path: Path, size_bytes: int) -> None:
+        """Keep thousands of small stores small."""
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class PowerCut(BaseException):
@@ -85,7 +90,9 @@ class ModelDisk(Files):
     """Real files, and beside them a model of what a power cut would leave of them.
 
     ``die_at``: the number of the step before which the power goes. ``fail_at`` and ``error``: the
-    step that raises instead of being done. Steps count from 1.
+    step that raises instead of being done. Steps count from 1. ``room``: bytes that may still be
+    written, None for as many as one likes; what is set aside with ``allocate`` is no step, for
+    nothing depends on it. ``sets_aside``: False for a disk that never has room for that.
     """
 
     def __init__(
@@ -99,6 +106,9 @@ class ModelDisk(Files):
         self.steps = 0
         self.log: list[str] = []
         self.free = 1 << 40
+        self.room: int | None = None
+        self.sets_aside = True
+        self._allocated: dict[Path, int] = {}
         self._root = root
         self._die_at = die_at
         self._fail = range(fail_at, fail_at + 1) if fail_at is not None else range(0)
@@ -153,6 +163,10 @@ class ModelDisk(Files):
             content.dirty.append((start, start + len(part)))
             content.is_size_dirty = True
 
+        if self.room is not None and len(data) > self.room:
+            half()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._give(-len(data))
         self._step("write", None, half)
         super().write(descriptor, data)
         content.seen += bytes(data)
@@ -163,6 +177,7 @@ class ModelDisk(Files):
         self._step("truncate", None)
         super().truncate(descriptor, size_bytes)
         content = self._open[descriptor]
+        self._give(len(content.seen) - size_bytes)
         del content.seen[size_bytes:]
         content.dirty = [(s, min(e, size_bytes)) for s, e in content.dirty if s < size_bytes]
         content.is_size_dirty = True
@@ -187,13 +202,15 @@ class ModelDisk(Files):
     def rename(self, source: Path, target: Path) -> None:
         self._step("rename", target)
         super().rename(source, target)
+        self._give(len(self._contents[target].seen) if target in self._contents else 0)
         content = self._contents[target] = self._contents.pop(source)
         self._pending.append(NameChange(source, target, content))
 
     def unlink(self, path: Path) -> None:
         self._step("unlink", path)
         super().unlink(path)
-        self._contents.pop(path, None)
+        gone = self._contents.pop(path, None)
+        self._give(len(gone.seen) if gone is not None else 0)
         self._pending.append(NameChange(path, None, None))
 
     def mkdir(self, path: Path) -> None:
@@ -218,6 +235,19 @@ class ModelDisk(Files):
         lose()
         for change in changes:
             self._apply(change)
+
+    def allocate(self, path: Path, size_bytes: int) -> None:
+        if not self.sets_aside or (self.room is not None and size_bytes > self.room):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._give(-size_bytes)
+        self._allocated[path] = size_bytes
+
+    def give_up(self, path: Path) -> None:
+        self._give(self._allocated.pop(path))
+
+    def _give(self, size_bytes: int) -> None:
+        if self.room is not None:
+            self.room += size_bytes
 
     def free_bytes(self, path: Path) -> int:
         return self.free

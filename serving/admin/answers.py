@@ -107,9 +107,9 @@ ANSWER_SCHEMAS: Final[dict[str, Document]] = {
     "Operation": _object(
         {
             "id": _TEXT,
-            "kind": {"type": "string", "enum": ["load", "unload"]},
-            "model": _TEXT,
-            "version": _VERSION,
+            "kind": {"type": "string", "enum": ["load", "unload", "restart"]},
+            "model": _or_null(_TEXT),
+            "version": _or_null(_VERSION),
             "state": {"type": "string", "enum": ["running", "succeeded", "failed"]},
             "progress": {"type": "number", "minimum": 0, "maximum": 1},
             "stage": _TEXT,
@@ -205,6 +205,8 @@ ANSWER_SCHEMAS: Final[dict[str, Document]] = {
             "memory_bytes": _COUNT,
         }
     ),
+    "Upgrade": _object({"pid": _VERSION, "workers": _array(_VERSION)})
+    | {"description": "The process that goes on, and the workers that will be replaced."},
     "Gc": _object({"objects": _COUNT, "bytes": _COUNT}),
     "Verify": _object(
         {
@@ -231,7 +233,7 @@ ANSWER_SCHEMAS: Final[dict[str, Document]] = {
         "operation",
         "plan",
     )
-    | {"description": "operation: the load or unload that failed; plan: where it was the budget."},
+    | {"description": "operation: what failed; plan: where it was the budget."},
     "PublishError": _object({"error": _TEXT, "missing": _array(_DIGEST)}, "missing")
     | {"description": "missing: the objects to upload first."},
 }

@@ -15,6 +15,7 @@ from serving.admin import schema
 from serving.admin.answers import ADMIN_REASONS, ANSWER_SCHEMAS, DONE
 from serving.admin.calls import AdminCalls
 from serving.admin.guard import AdminGuard
+from serving.admin.hold import HeldChanges
 from serving.admin.request import actor_of, check_query
 from serving.admin.table import CALLS, Call
 from serving.auth import Authenticator
@@ -47,10 +48,12 @@ def create_admin_app(
     *,
     tokens: tuple[Token, ...] = (),
     render_metrics: Callable[[], bytes] = bytes,
+    why_held: Callable[[], str] = str,
 ) -> FastAPI:
     """Return the admin application.
 
     ``tokens``: see ``auth.admin_tokens``. ``render_metrics``: blocking, called in a thread.
+    ``why_held``: says why no change is taken now; nothing where changes are.
     """
     app = FastAPI(
         title="Ramrack admin plane",
@@ -75,6 +78,7 @@ def create_admin_app(
     install_docs(app)
     install_openapi(app, ANSWER_SCHEMAS, has_tokens=True)
     hosts = [settings.admin_host, *filter(None, settings.admin_hosts.split(","))]
+    app.add_middleware(HeldChanges, reason=why_held)
     app.add_middleware(AdminGuard, authenticator=Authenticator(tokens), hosts=hosts)
     install_errors(app)
     return app

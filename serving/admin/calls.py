@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import Final
@@ -183,6 +184,20 @@ class AdminCalls(TrafficCalls):
     async def list_workers(self, _: Request) -> Response:
         """List every worker slot."""
         return json_response(self._views.workers())
+
+    async def restart_workers(self, request: Request) -> Response:
+        """Replace the workers one by one, with no request lost."""
+        wait_s = wait_in(request)
+        await object_in(request, self._body_timeout_s, ())
+        operation = self._control.restart_workers(actor_of(request), reason_in(request))
+        return await _operation_answer(operation, wait_s)
+
+    async def upgrade_server(self, request: Request) -> Response:
+        """Let the release that is installed now take over in the same process."""
+        await object_in(request, self._body_timeout_s, ())
+        workers: list[Json] = [w.pid for w in self._control.workers() if w.pid is not None]
+        await self._control.upgrade()
+        return json_response({"pid": os.getpid(), "workers": workers})
 
     async def collect_garbage(self, request: Request) -> Response:
         """Drop objects that no version uses."""

@@ -15,6 +15,7 @@ from serving.cli import (
     predict,
     push,
     releasing,
+    restart,
     routing,
     serve,
     snippet,
@@ -62,6 +63,7 @@ app.command("rollback")(routing.rollback)
 app.command("release")(releasing.release)
 app.command("settings")(releasing.settings)
 app.command("apply")(apply.apply)
+app.command("restart")(restart.restart)
 app.command("rm")(upkeep.rm)
 app.command("gc")(upkeep.gc)
 app.command("verify")(upkeep.verify)

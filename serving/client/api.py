@@ -6,6 +6,7 @@ be used from several threads. Every failure is a ClientError whose message a per
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -15,7 +16,7 @@ from urllib.parse import quote
 import httpx
 
 from serving.client.connection import READ_TIMEOUT_S, Document, Http, document_of
-from serving.client.errors import ClientError
+from serving.client.errors import ClientError, ServerUnreachable
 
 DATA_URL: Final = "http://127.0.0.1:8080"
 ADMIN_URL: Final = "http://127.0.0.1:8081"
@@ -26,6 +27,8 @@ _NO_OBJECT: Final = "sha256:" + "0" * 64
 # A load is first waited for inside its own request, so that a short one costs one round trip.
 FIRST_WAIT_S: Final = 1.0
 POLL_S: Final = 0.2
+# A new release loads all that the former one held, while that one serves.
+UPGRADE_TIMEOUT_S: Final = 3600.0
 
 
 class _Client:
@@ -237,6 +240,34 @@ class AdminClient(_Client):
     def workers(self) -> list[Document]:
         """Return every worker slot."""
         return _list(self._get("/admin/v1/workers"), "workers")
+
+    def restart_workers(
+        self,
+        reason: str = "",
+        timeout_s: float | None = None,
+        progress: Callable[[Document], None] | None = None,
+    ) -> Document:
+        """Replace the workers one by one and wait until all are new; returns the operation."""
+        return self._operate("/admin/v1/workers:restart", reason, timeout_s, progress)
+
+    def upgrade(self, reason: str = "", timeout_s: float | None = None) -> list[Document]:
+        """Let the release that is installed on the server take over; returns its workers.
+
+        Raises ClientError where it does not begin, or is not over in time.
+        """
+        timeout_s = UPGRADE_TIMEOUT_S if timeout_s is None else timeout_s
+        begun = self._post("/admin/v1/server:upgrade", {}, reason, read_timeout_s=timeout_s)
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            time.sleep(POLL_S)
+            # Between the two programs nobody answers: what is asked waits in the listener.
+            with contextlib.suppress(ServerUnreachable):
+                workers = self.workers()
+                pids = {worker["pid"] for worker in workers}
+                is_over = all(worker["state"] == "serving" for worker in workers)
+                if is_over and not pids & set(begun["workers"]):
+                    return workers
+        raise ClientError(f"the new release did not serve after {timeout_s:g} s: see its log")
 
     def _operate(
         self,

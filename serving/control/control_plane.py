@@ -23,10 +23,12 @@ from serving.auth import SERVER, Actor
 from serving.control.ledger import Ledger
 from serving.control.operations import Operation, Operations
 from serving.control.plan_runner import PlanRunner
+from serving.control.rolling import RollingRestart
 from serving.control.state_writer import Note, StateWriter
 from serving.control.traffic_control import TrafficControl
 from serving.control.version_loads import PLANNED, Inspector, VersionLoads
 from serving.fleet import Fleet, WorkerInfo
+from serving.machine import read_machine
 from serving.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -38,6 +40,7 @@ class ControlPlane:
     ``traffic``: routes, aliases and settings.
     ``inspect``: blocking, see Inspector. ``budget_bytes``: what loaded versions may take.
     ``workers``: how many worker processes each hold a version's private memory.
+    ``available_bytes``: what the machine has left now.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class ControlPlane:
         *,
         budget_bytes: int,
         workers: int,
+        available_bytes: Callable[[], int] = lambda: read_machine().available_bytes,
     ) -> None:
         self.store = store
         self.fleet = fleet
@@ -64,6 +68,8 @@ class ControlPlane:
             drain_timeout_s=settings.drain_timeout_s,
         )
         self.traffic = TrafficControl(self.writer, PlanRunner(self.writer, self.load, self.unload))
+        self._rolling = RollingRestart(self.writer, self.ledger, fleet, available_bytes)
+        self._upgrade: Callable[[], Awaitable[None]] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._restore: asyncio.Task[None] | None = None
 
@@ -141,7 +147,9 @@ class ControlPlane:
 
     async def delete(self, model: str, version: int, actor: Actor, reason: str = "") -> None:
         """Remove a version that is not loaded, named, or being worked on."""
-        self.writer.record(model, version)
+        if version not in self.model(model).failed:
+            # One that FAILED may have no record any more: then there is this to forget.
+            self.writer.record(model, version)
         self._refuse_busy(model, version)
         state, why = self.writer.status((model, version))
         if state is State.DRAINING:
@@ -150,6 +158,33 @@ class ControlPlane:
                 "UNLOADED"
             )
         await self.writer.delete_version(model, version, actor, reason)
+
+    # The workers
+
+    def restart_workers(self, actor: Actor, reason: str = "") -> Operation:
+        """Begin to replace the workers one by one, or join the restart under way."""
+        if (last := self.operations.last_of("", 0)) is not None:
+            return last
+        self._rolling.check()
+        operation = self.operations.begin("restart", "", 0)
+        self._spawn(self._run(operation, self._rolling.run(operation, actor, reason)), "restart")
+        return operation
+
+    def on_upgrade(self, begin: Callable[[], Awaitable[None]]) -> None:
+        """Await ``begin`` when somebody asks for an upgrade; it raises why there can be none."""
+        self._upgrade = begin
+
+    async def upgrade(self) -> None:
+        """Let the release that is installed now go on in this process, or raise why not."""
+        if self._upgrade is None:
+            raise Conflict("this server cannot be upgraded in place: stop and start it")
+        await self._upgrade()
+
+    def check_upgrade(self) -> None:
+        """Raise Conflict or MemoryShort where no other release can take over now."""
+        if self.operations.under_way():
+            raise Conflict("operations are under way: try again when they have ended")
+        self._rolling.check(workers=self.ledger.workers)
 
     # The store as a whole
 

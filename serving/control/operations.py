@@ -1,4 +1,4 @@
-"""Operations: loads and unloads that go on after the call that asked for them was answered.
+"""Operations: what goes on after the call that asked for it was answered: loads and their like.
 
 An Operation is changed only by the control plane, on the event loop; ``progress`` may also be set
 from the thread that does its work. Everyone else reads.
@@ -27,7 +27,10 @@ MAX_FINISHED: Final = 1000
 
 @dataclass(slots=True, eq=False)
 class Operation:
-    """One load or unload. ``error``: why it failed, for the status code of the answer."""
+    """One load, unload or restart. ``error``: why it failed, for the status code of the answer.
+
+    ``model`` is empty and ``version`` 0 where it is about no version.
+    """
 
     id: str
     kind: str
@@ -77,8 +80,8 @@ class Operation:
         return {
             "id": self.id,
             "kind": self.kind,
-            "model": self.model,
-            "version": self.version,
+            "model": self.model or None,
+            "version": self.version or None,
             "state": self.state,
             "progress": round(min(1.0, self.progress), 4),
             "stage": self.stage,

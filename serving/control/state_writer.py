@@ -29,6 +29,7 @@ from serving.fleet import Fleet
 from serving.target import CatalogEntry, Target, TargetVersion
 
 DOCUMENT: Final = "state"
+_NO_SIGNATURE: Final[JsonObject] = {"inputs": [], "outputs": []}
 MAX_REASON_CHARS: Final = 1000
 NO_SETTINGS: Final = ModelSettings()
 T = TypeVar("T")
@@ -80,6 +81,8 @@ class StateWriter:
             if event.kind == "delete" and event.model is not None and event.version is not None:
                 await self._finish_delete(event.model, event.version)
         self.records = await asyncio.to_thread(self._read_records)
+        if self.store.events.damage:
+            _log.warning("%s: see `ramrack verify`", self.store.events.damage)
 
     def record(self, model: str, version: int) -> VersionRecord:
         """Return what is stored of a version, or raise NotFound."""
@@ -91,8 +94,9 @@ class StateWriter:
 
     def versions(self, model: str) -> Mapping[int, VersionRecord]:
         """Return all versions of a model in numeric order, or raise NotFound."""
-        found = self.records.get(check_model_name(model))
-        if not found:
+        found = self.records.get(check_model_name(model), {})
+        # A model all of whose records are lost may still have a route to remove.
+        if not found and model not in self.state.models:
             raise NotFound(f"no model {shown(model)}")
         return found
 
@@ -189,10 +193,7 @@ class StateWriter:
                 for name, model in state.models.items()
                 if model.aliases
             },
-            catalog={
-                name: {number: self._catalog_entry(record) for number, record in records.items()}
-                for name, records in self.records.items()
-            },
+            catalog=self._catalog(),
             is_restored=self.is_restored,
             settings={
                 name: model.settings
@@ -208,6 +209,18 @@ class StateWriter:
             cached = (document, parse_inspection(document))
             self._inspections[key] = cached
         return cached[1]
+
+    def _catalog(self) -> dict[str, dict[int, CatalogEntry]]:
+        catalog = {
+            name: {number: self._catalog_entry(record) for number, record in records.items()}
+            for name, records in self.records.items()
+        }
+        for name, model in self.state.models.items():
+            # What failed because its record is lost must not look as if it had never been.
+            for number in model.failed.keys() - self.records.get(name, {}).keys():
+                lost = CatalogEntry(State.FAILED.value, model.failed[number], "", _NO_SIGNATURE)
+                catalog.setdefault(name, {})[number] = lost
+        return catalog
 
     def _catalog_entry(self, record: VersionRecord) -> CatalogEntry:
         key = (record.model, record.version)
@@ -307,17 +320,19 @@ class StateWriter:
         return record, is_new
 
     async def _delete_version(self, model: str, version: int, actor: Actor, reason: str) -> None:
-        record = self.record(model, version)
+        record = self.records.get(model, {}).get(version)
         note = Note("delete", model, version, actor, reason)
-        event = _event(note, self._stamp(note), {"digest": record.digest}, None)
-        is_last = len(self.records[model]) == 1
+        before: JsonObject = {"digest": record.digest if record is not None else None}
+        event = _event(note, self._stamp(note), before, None)
+        is_last = not self.records.get(model, {}).keys() - {version}
         after = desired.delete(self.state, model, version, is_last=is_last)
         # The event is durable first: a start after a crash here finishes the deletion.
         await self._commit(after, [event])
         await self._finish_delete(model, version)
-        del self.records[model][version]
-        if not self.records[model]:
-            del self.records[model]
+        if record is not None:
+            del self.records[model][version]
+            if not self.records[model]:
+                del self.records[model]
         self.fleet.publish(self.target())
 
     async def _record_event(self, note: Note, after: Json) -> None:

@@ -8,10 +8,11 @@ nothing that serves knows of it, so a load that fails changes nothing but its ow
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from models.errors import LoadFailed, ModelsError
@@ -25,6 +26,7 @@ from registry.rollout import Stamp
 from serving.auth import SERVER, Actor
 from serving.control.ledger import Ledger
 from serving.control.operations import Operation
+from serving.control.restore_order import restore_batches
 from serving.control.state_writer import Note, StateWriter
 from serving.errors import DeadlineExpired, ServingError, message_of
 from serving.fleet import VersionReport
@@ -73,7 +75,9 @@ class VersionLoads:
                 began_s = time.monotonic()
                 try:
                     if key in self._writer.restoring:
-                        await self._bring_back(key)
+                        failed = await self._bring_back([key])
+                        for error in failed.values():
+                            raise error
                     else:
                         await self._load(key, operation, actor, reason)
                 except PLANNED as error:
@@ -126,51 +130,74 @@ class VersionLoads:
         await writer.change(lambda s, stamp: desired.finish_load(s, *key, stamp), note)
         await self._loaded(key)
 
-    async def _bring_back(self, key: Key) -> None:
-        """Load again what was loaded before the start; it is in the state already."""
+    async def _bring_back(self, keys: Sequence[Key]) -> dict[Key, Exception]:
+        """Load again what was loaded before the start; it is in the state already.
+
+        Returns those that could not be, with the reason; they are still to be made FAILED.
+        """
         writer = self._writer
-        digests = writer.record(*key).manifest.object_digests
-        await asyncio.to_thread(writer.store.verify_objects, digests)
-        self._ledger.admit_again(key, writer.restoring)
-        writer.warming.add(key)
-        writer.restoring.discard(key)
+        failed: dict[Key, Exception] = {}
         try:
-            await writer.announce()
-            await self._loaded(key)
+            for key in keys:
+                try:
+                    digests = writer.record(*key).manifest.object_digests
+                    await asyncio.to_thread(writer.store.verify_objects, digests)
+                    self._ledger.admit_again(key, writer.restoring)
+                except PLANNED as error:
+                    failed[key] = error
+                else:
+                    writer.warming.add(key)
+                    writer.restoring.discard(key)
+            for is_answering in (False, True):
+                if is_answering:
+                    writer.warming.difference_update(keys)
+                if len(failed) < len(keys):
+                    await writer.announce()
+                    failed |= await self._not_loaded([k for k in keys if k not in failed])
         finally:
-            writer.warming.discard(key)
-        await writer.announce()
-        await self._loaded(key)
+            writer.warming.difference_update(keys)
+        return failed
+
+    async def _not_loaded(self, keys: Sequence[Key]) -> dict[Key, Exception]:
+        """Return those of the versions that the workers do not hold, with the reason."""
+        failed: dict[Key, Exception] = {}
+        try:
+            reports = await self._settled(self._writer.state.generation, self._load_timeout_s)
+        except PLANNED as error:
+            return dict.fromkeys(keys, error)
+        for key in keys:
+            try:
+                self._check_loaded(key, reports)
+            except PLANNED as error:
+                failed[key] = error
+        return failed
 
     async def restore(self) -> None:
         """Load again everything that the state wants, what answers most first."""
-        for key in self._restore_order():
-            async with self._one_operation[key], self._one_load:
-                if key not in self._writer.restoring:
-                    continue
-                began_s = time.monotonic()
-                try:
-                    await self._bring_back(key)
-                except PLANNED as error:
-                    await self.fail(key, message_of(error), "restore_failed", SERVER)
-                else:
-                    self.load_s[key] = time.monotonic() - began_s
+        for batch in restore_batches(self._writer):
+            async with contextlib.AsyncExitStack() as stack:
+                for key in batch:
+                    await stack.enter_async_context(self._one_operation[key])
+                await stack.enter_async_context(self._one_load)
+                await self._restore([key for key in batch if key in self._writer.restoring])
         self._writer.is_restored = True
         await self._writer.announce()
 
-    def _restore_order(self) -> list[Key]:
-        def rank(key: Key) -> tuple[int, str, int]:
-            model = self._writer.state.model(key[0])
-            route = model.route
-            if route is not None and route.traffic.weight_of(key[1]):
-                return 0, *key
-            if any(alias.version == key[1] for alias in model.aliases.values()):
-                return 1, *key
-            if route is not None and route.is_previous(key[1]):
-                return 2, *key
-            return 3, *key
-
-        return sorted(self._writer.restoring, key=rank)
+    async def _restore(self, keys: Sequence[Key]) -> None:
+        began_s = time.monotonic()
+        failed = await self._bring_back(keys)
+        late: list[Key] = []
+        for key in keys:
+            if isinstance(failed.get(key), DeadlineExpired) and len(keys) > 1:
+                # Which of them took the time is not known, so each gets a time of its own.
+                late.append(key)
+                self._writer.restoring.add(key)
+            elif key in failed:
+                await self.fail(key, message_of(failed[key]), "restore_failed", SERVER)
+            else:
+                self.load_s[key] = (time.monotonic() - began_s) / len(keys)
+        for key in late:
+            await self._restore([key])
 
     async def check_objects(self) -> None:
         """Compare the objects of all loaded versions with their digests; damaged ones FAIL.
@@ -241,7 +268,11 @@ class VersionLoads:
 
     async def _loaded(self, key: Key) -> None:
         """Return when every worker holds the version as the state wants it, or raise why not."""
-        reports = await self._settled(self._writer.state.generation, self._load_timeout_s)
+        self._check_loaded(
+            key, await self._settled(self._writer.state.generation, self._load_timeout_s)
+        )
+
+    def _check_loaded(self, key: Key, reports: Mapping[Key, VersionReport]) -> None:
         report = reports.get(key)
         if report is None or key not in self._writer.state.loaded:
             why = self._writer.state.model(key[0]).failed.get(key[1], "it was taken out meanwhile")

@@ -111,13 +111,13 @@ class _Page(Collector):
     def _summed(self) -> dict[VersionKey, VersionNumbers]:
         shown = {(v.model, v.version): VersionNumbers() for v in self._versions}
         overflow = VersionNumbers()
-        serving = {worker.slot for worker in self._facts.workers if worker.state == SERVING}
-        for slot, region in enumerate(self._regions):
+        serving = {_region_of(w) for w in self._facts.workers if w.state == SERVING}
+        for index, region in enumerate(self._regions):
             # The statistics by batch size, nine tenths of a block, are not on this page.
             for key, cells in reading.blocks(region, layout.BATCH_STATS):
                 if key in shown:
-                    shown[key].add(cells, has_gauges=slot in serving)
-            overflow.add(reading.overflow_cells(region), has_gauges=slot in serving)
+                    shown[key].add(cells, has_gauges=index in serving)
+            overflow.add(reading.overflow_cells(region), has_gauges=index in serving)
         if any(overflow.cells):
             shown[OVERFLOW_MODEL, 0] = overflow
         return shown
@@ -250,14 +250,19 @@ class _Page(Collector):
             slot = [str(worker.slot)]
             up.add_metric(slot, float(worker.state == SERVING))
             if worker.state == SERVING:
-                lag.add_metric(slot, self._regions[worker.slot][layout.LOOP_LAG_NS] / _NANO)
+                lag.add_metric(slot, self._regions[_region_of(worker)][layout.LOOP_LAG_NS] / _NANO)
         yield from (up, lag)
         cpu = CounterMetricFamily(
             "ramrack_worker_cpu_seconds", "Processor time of all its workers.", labels=("slot",)
         )
-        for index, region in enumerate(self._regions):
-            used_ns = region[layout.CPU_NS] + region[layout.CPU_OF_FORMER_NS]
-            cpu.add_metric([str(index)], used_ns / _NANO)
+        slots = len(self._facts.workers) or len(self._regions)
+        for slot_index in range(slots):
+            # The workers of a slot take turns in its regions.
+            used_ns = sum(
+                region[layout.CPU_NS] + region[layout.CPU_OF_FORMER_NS]
+                for region in self._regions[slot_index::slots]
+            )
+            cpu.add_metric([str(slot_index)], used_ns / _NANO)
         yield cpu
         restarts = CounterMetricFamily(
             "ramrack_worker_restarts", "Workers that were replaced.", labels=("reason",)
@@ -265,6 +270,10 @@ class _Page(Collector):
         for reason, count in self._facts.worker_restarts.items():
             restarts.add_metric([reason], count)
         yield restarts
+
+
+def _region_of(worker: WorkerInfo) -> int:
+    return worker.slot if worker.region is None else worker.region
 
 
 def _labels(key: VersionKey) -> list[str]:

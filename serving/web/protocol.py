@@ -143,6 +143,23 @@ class RamrackHttpProtocol(HttpToolsProtocol):
         if self._is_idle():
             self._become_idle()
 
+    def can_move(self) -> bool:
+        """Say whether this process holds nothing of the connection, so another can go on with it.
+
+        False for TLS, whose keys are here.
+        """
+        return (
+            self._is_idle()
+            and not self._is_deaf
+            and not self.transport.is_closing()
+            and self.transport.get_write_buffer_size() == 0
+            and self.transport.get_extra_info("sslcontext") is None
+        )
+
+    def announce_close(self) -> None:
+        """Let the next answer be the last one and say so; a client may still ask for it."""
+        self._is_stopping = True
+
     # What the parser calls
 
     def on_message_begin(self) -> None:

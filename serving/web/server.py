@@ -11,6 +11,7 @@ from typing import Any, Final
 import uvicorn
 
 from serving.settings import Settings
+from serving.web.handover import ConnectionQueue
 from serving.web.protocol import HttpLimits, RamrackHttpProtocol
 from serving.web.sockets import BACKLOG, refuse_new_connections, waiting_connections
 
@@ -18,6 +19,8 @@ from serving.web.sockets import BACKLOG, refuse_new_connections, waiting_connect
 _HANDSHAKE_S: Final = 0.1
 _POLL_S: Final = 0.01
 _MAX_BACKLOG_S: Final = 2.0
+# A connection that is busy at each look of a hand-over is told to close with its next answer.
+_MOVE_S: Final = 1.0
 
 
 class HttpServer(uvicorn.Server):
@@ -59,10 +62,15 @@ class HttpServer(uvicorn.Server):
             )
         )
         self._listener: socket.socket | None = None
+        self._queue: ConnectionQueue | None = None
+        self._adoptions: set[asyncio.Task[Any]] = set()
         self._ticks: asyncio.Task[None] | None = None
 
-    async def start(self, listener: socket.socket) -> None:
-        """Begin to accept. Raises OSError or ssl.SSLError when certificate or key are no good."""
+    async def start(self, listener: socket.socket, queue: ConnectionQueue | None = None) -> None:
+        """Begin to accept, and to go on with connections that a former worker left in ``queue``.
+
+        Raises OSError or ssl.SSLError when certificate or key are no good.
+        """
         self.config.load()
         self.lifespan = self.config.lifespan_class(self.config)
         # Answers carry the date from the first one on, not from the first tick.
@@ -70,23 +78,76 @@ class HttpServer(uvicorn.Server):
         await self.startup(sockets=[listener])
         self._listener = listener
         self._ticks = asyncio.create_task(self.main_loop(), name="http date")
+        if queue is not None:
+            self._queue = queue
+            asyncio.get_running_loop().add_reader(queue.receiver_fd, self._adopt_waiting)
 
-    async def drain(self, timeout_s: float) -> bool:
-        """Accept what the kernel accepted, answer everything, close; return whether all ended."""
+    async def drain(self, timeout_s: float, *, is_lasting: bool = False) -> bool:
+        """Accept what the kernel accepted, answer everything, close; return whether all ended.
+
+        ``is_lasting``: others have the listener too, so what waits in it is left to them.
+        """
         if self._listener is None:
             return True
-        refuse_new_connections(self._listener)
-        await self._accept_backlog(self._listener)
+        if is_lasting:
+            self._stop_accepting()
+        else:
+            refuse_new_connections(self._listener)
+            await self._accept_backlog(self._listener)
+        # One more pass, so that the newest connections are read before they are told to end.
+        await asyncio.sleep(_POLL_S)
+        self._stop_accepting()
+        return await self._finish(timeout_s)
+
+    async def hand_over(self, timeout_s: float, is_over: asyncio.Event) -> bool:
+        """Leave the listener to another worker, and every connection as soon as it is idle.
+
+        No connection is closed, but those that cannot move: with the next answer, or after
+        ``timeout_s``. ``is_over``: set where nobody will take connections any more; the rest is
+        then drained. Returns whether all ended in time.
+        """
+        if self._listener is None or self._queue is None:
+            return True
+        queue, loop = self._queue, asyncio.get_running_loop()
+        self._stop_accepting()
+        now = began = loop.time()
+        # One pass before the first look, so that what was just accepted is among the connections.
+        await asyncio.sleep(_POLL_S)
+        while self._is_occupied() and not is_over.is_set() and now < began + timeout_s:
+            now = loop.time()
+            for connection in list(self.server_state.connections):
+                if isinstance(connection, RamrackHttpProtocol):
+                    self._move(connection, queue, is_late=now > began + _MOVE_S)
+            await asyncio.sleep(_POLL_S)
+        return await self._finish(timeout_s)
+
+    def _move(
+        self, connection: RamrackHttpProtocol, queue: ConnectionQueue, *, is_late: bool
+    ) -> None:
+        if connection.can_move():
+            # Nothing is awaited between the look and the close: no byte is read in between, and
+            # the copy keeps the connection open.
+            if queue.put(connection.transport.get_extra_info("socket").fileno()):
+                connection.transport.close()
+        elif is_late or connection.transport.get_extra_info("sslcontext") is not None:
+            connection.announce_close()
+
+    def _stop_accepting(self) -> None:
+        if self._queue is not None:
+            asyncio.get_running_loop().remove_reader(self._queue.receiver_fd)
         for server in self.servers:
             server.close()
         self._listener = None
         self.should_exit = True
+
+    async def _finish(self, timeout_s: float) -> bool:
+        """Answer what was received, then close; return whether all ended in time."""
         for connection in list(self.server_state.connections):
             connection.shutdown()
         try:
             async with asyncio.timeout(timeout_s):
                 # uvicorn's sets have no events, so they are looked at again and again.
-                while self.server_state.connections or self.server_state.tasks:  # noqa: ASYNC110
+                while self._is_occupied():  # noqa: ASYNC110
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
             return False
@@ -94,6 +155,27 @@ class HttpServer(uvicorn.Server):
             if self._ticks is not None:
                 self._ticks.cancel()
         return True
+
+    def _is_occupied(self) -> bool:
+        state = self.server_state
+        return bool(state.connections or state.tasks or self._adoptions)
+
+    def _adopt_waiting(self) -> None:
+        while self._queue is not None and (sock := self._queue.get()) is not None:
+            task = asyncio.create_task(self._adopt(sock), name="adopt a connection")
+            self._adoptions.add(task)
+            task.add_done_callback(self._adoptions.discard)
+
+    async def _adopt(self, sock: socket.socket) -> None:
+        def protocol() -> asyncio.Protocol:
+            return self.config.http_protocol_class(  # type: ignore[call-arg]
+                config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+
+        # One whose client left meanwhile is no loss.
+        with contextlib.suppress(OSError):
+            sock.setblocking(False)
+            await asyncio.get_running_loop().connect_accepted_socket(protocol, sock)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -106,5 +188,4 @@ class HttpServer(uvicorn.Server):
             async with asyncio.timeout(_MAX_BACKLOG_S):
                 while waiting_connections(listener):  # noqa: ASYNC110 - the kernel's counter
                     await asyncio.sleep(_POLL_S)
-        # One more pass, so that the newest connections are read before they are told to end.
-        await asyncio.sleep(_POLL_S)
+        self._adopt_waiting()

@@ -69,6 +69,33 @@ def open_listeners(
     return opened
 
 
+def fit_listeners(found: Sequence[socket.socket], count: int) -> list[socket.socket]:
+    """Return ``count`` listeners made of those that were found open, at least one.
+
+    Where there are too few, more are opened beside them; where the kernel does not let us, because
+    somebody else made them, several slots share one.
+    """
+    fitted = list(found[:count])
+    while len(fitted) < count:
+        fitted.append(_beside(found[len(fitted) % len(found)]))
+    return fitted
+
+
+def is_at(listener: socket.socket, host: str, port: int, what: str) -> bool:
+    """Return whether a listener has the address of the settings; port 0 is any."""
+    name = listener.getsockname()
+    return port in (0, name[1]) and _resolve(host, port, what)[1][0] == name[0]
+
+
+def _beside(listener: socket.socket) -> socket.socket:
+    try:
+        more = _bound(listener.family, listener.getsockname(), is_shared=True)
+        more.listen(BACKLOG)
+    except OSError:
+        return listener.dup()
+    return more
+
+
 def close_all(sockets: Sequence[socket.socket]) -> None:
     """Close every socket."""
     for item in sockets:

@@ -16,6 +16,8 @@ from serving.settings import Settings, Token
 HELLO: Final = "hello"
 TARGET: Final = "target"
 STOP: Final = "stop"
+# Another worker of the slot listens: leave it the listener and the connections, then end.
+HAND_OVER: Final = "hand_over"
 # Worker to parent.
 READY: Final = "ready"
 LISTENING: Final = "listening"
@@ -28,10 +30,17 @@ FATAL: Final = "fatal"
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """All that a worker needs to begin. ``cpus``: cores to pin to; empty: none."""
+    """All that a worker needs to begin. ``cpus``: cores to pin to; empty: none.
+
+    ``region``: the part of the metrics page that it counts into, one of ``regions``.
+    ``is_patient``: it accepts only once it holds all that is wanted, for another worker serves
+    in the meantime.
+    """
 
     slot: int
-    slots: int
+    region: int
+    regions: int
+    is_patient: bool
     threads: int
     cpus: tuple[int, ...]
     objects_dir: Path
@@ -41,7 +50,9 @@ class Hello:
         """Return the JSON form that ``parse_hello`` reads."""
         return {
             "slot": self.slot,
-            "slots": self.slots,
+            "region": self.region,
+            "regions": self.regions,
+            "is_patient": self.is_patient,
             "threads": self.threads,
             "cpus": list(self.cpus),
             "objects_dir": str(self.objects_dir),
@@ -58,7 +69,9 @@ def parse_hello(document: Mapping[str, Any]) -> Hello:
     )
     return Hello(
         slot=document["slot"],
-        slots=document["slots"],
+        region=document["region"],
+        regions=document["regions"],
+        is_patient=document["is_patient"],
         threads=document["threads"],
         cpus=tuple(document["cpus"]),
         objects_dir=Path(document["objects_dir"]),

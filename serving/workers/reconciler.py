@@ -207,6 +207,11 @@ class Reconciler(Generic[S]):
             del self._reports[key]
         self._changed.set()
 
+    def follow(self, target: Target) -> None:
+        """Route by a target without loading or unloading, in a worker that is about to end."""
+        self._wanted = target
+        self._refresh()
+
     async def run(self) -> None:
         """Work until cancelled."""
         try:

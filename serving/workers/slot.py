@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from serving.fleet import VersionKey, VersionReport, WorkerInfo
+from serving.web.handover import ConnectionQueue
 from serving.workers import messages
 from serving.workers.wire import Frame, WireError
 from serving.workers.worker_process import WorkerProcess
 
 # Why a worker was replaced, as the metrics count it; each is there from the start.
-RESTART_LABELS: Final = ("hung", "start", "signal", "exit")
+RESTART_LABELS: Final = ("hung", "start", "signal", "exit", "rolling")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +45,22 @@ class Slot:
     ``can_take``: set once the worker reads targets; what is sent earlier is old when it is read.
     ``is_early``: it was told of a restore under way, so it accepts before it holds anything.
     ``blamed``: versions that the last death is held against, until a worker listens here again.
+    ``queue``: the way of connections from one worker of the slot to the next.
+    ``region``: the part of the metrics page that its workers count into.
+    ``is_patient``: its worker accepts only once it holds all that is wanted.
+    ``is_candidate``: its worker has not taken over yet; ``is_retired``: another one has;
+    ``is_left``: it goes on without this supervisor.
     """
 
     index: int
     listener: socket.socket
     cpus: tuple[int, ...]
+    queue: ConnectionQueue
+    region: int
+    is_patient: bool = False
+    is_candidate: bool = False
+    is_retired: bool = False
+    is_left: bool = False
     process: WorkerProcess | None = None
     state: str = "starting"
     reason: str = ""
@@ -70,6 +82,16 @@ class Slot:
     loading_at: float = 0.0
     kill_reason: str = ""
     fatal_reason: str = ""
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether its worker takes new connections."""
+        return self.is_listening and not self.is_retired
+
+    @property
+    def speaks_for_itself(self) -> bool:
+        """Whether what it holds counts: its clients are here, or wait until it holds all."""
+        return self.is_listening or (self.is_patient and self.is_early)
 
     def begin_life(self, now: float) -> None:
         """Forget the former worker: a new one holds nothing yet."""
@@ -139,4 +161,5 @@ class Slot:
             restarts=self.restarts,
             reason=self.reason,
             memory_bytes=self.memory_bytes,
+            region=self.region,
         )

@@ -1,7 +1,8 @@
 """Keeps the workers running: starts, watches, replaces and stops them, and tells them the target.
 
 One task owns each slot from the first start to the stop. A replacement gets the slot's listener
-and the newest target, nothing else.
+and the newest target, nothing else. A planned replacement is a second slot of the same number: it
+takes the first one's place once its worker listens.
 """
 
 from __future__ import annotations
@@ -17,21 +18,30 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
 
-from registry.lifecycle import State
+from serving.errors import WorkerLost
 from serving.fleet import VersionKey, VersionReport, WorkerInfo
 from serving.settings import Settings
 from serving.target import Target
+from serving.web.handover import ConnectionQueue
+from serving.web.inherit import LeftWorker, copy_of
 from serving.web.sockets import refuse_new_connections, steer
 from serving.workers import messages
 from serving.workers.cores import WorkerPlan
 from serving.workers.deaths import MAX_DEATHS, DeathLedger, is_from_outside, oom_kills, suspects
 from serving.workers.messages import Hello
 from serving.workers.slot import RESTART_LABELS, Slot, Timings
+from serving.workers.standing import is_settled, standing
 from serving.workers.wire import WireError
 from serving.workers.worker_process import WORKER_COMMAND, WorkerProcess, describe_exit
 
 _log = logging.getLogger(__name__)
 WATCH_S: Final = 0.25
+ROLLING: Final = "replaced by a rolling restart"
+
+
+def regions_for(workers: int) -> int:
+    """Return how many regions the metrics page needs for so many slots."""
+    return 2 * workers
 
 
 class SharedMemory(Protocol):
@@ -42,13 +52,18 @@ class SharedMemory(Protocol):
         """Descriptor that workers inherit."""
         ...
 
-    def suspects(self, slot: int) -> Sequence[VersionKey]:
-        """Versions that the slot's worker was loading or running when it died."""
+    def suspects(self, region: int) -> Sequence[VersionKey]:
+        """Versions that the worker which counted there was loading or running when it died."""
         ...
 
 
 class Supervisor:
-    """All workers as one; the ``Fleet`` of the control plane. Event-loop thread only."""
+    """All workers as one; the ``Fleet`` of the control plane. Event-loop thread only.
+
+    ``memory`` has ``regions_for(plan.workers)`` regions: a slot's workers take turns in two.
+    ``queues``: one for each slot. ``is_lasting``: the listeners outlive this server, so at its end
+    what waits in them is left. ``is_successor``: other workers serve until these hold everything.
+    """
 
     def __init__(
         self,
@@ -60,6 +75,9 @@ class Supervisor:
         objects_dir: Path,
         worker_command: Sequence[str] = WORKER_COMMAND,
         timings: Timings | None = None,
+        queues: Sequence[ConnectionQueue] | None = None,
+        is_lasting: bool = False,
+        is_successor: bool = False,
     ) -> None:
         self._settings = settings
         self._plan = plan
@@ -67,9 +85,21 @@ class Supervisor:
         self._objects_dir = objects_dir
         self._command = tuple(worker_command)
         self._timings = timings or Timings(load_timeout_s=settings.load_timeout_s)
-        self._slots = [Slot(i, s, plan.cpus[i]) for i, s in enumerate(listeners)]
+        self._slots = [
+            Slot(
+                i, s, plan.cpus[i], queues[i] if queues else ConnectionQueue.open(), region=i,
+                is_patient=is_successor,
+            )
+            for i, s in enumerate(listeners)
+        ]  # fmt: skip
+        self._is_lasting = is_lasting
+        # Workers beside those of the slots: one that is to take over, or one that has been.
+        self._beside: list[Slot] = []
         self._listeners = tuple(listeners)
+        self._count = plan.workers
+        self._regions = regions_for(plan.workers)
         self._tasks: list[asyncio.Task[None]] = []
+        self._running: dict[asyncio.Task[None], Slot] = {}
         self._target: Target | None = None
         self._ledger = DeathLedger()
         self._restarts = Counter(dict.fromkeys(RESTART_LABELS, 0))
@@ -92,7 +122,7 @@ class Supervisor:
         for key in self._wanted_keys() - before:
             self._quarantined.pop(key, None)
         self._ledger.keep(self._wanted_keys())
-        for slot in self._slots:
+        for slot in self._all_slots():
             slot.target_changed.set()
         self._notify()
 
@@ -109,9 +139,13 @@ class Supervisor:
         Returns the versions of the newest target and those quarantined. Raises TimeoutError.
         """
         await self._until(
-            lambda: self._is_settled(generation), timeout_s, lambda s: s.generation < generation
+            lambda: is_settled(
+                self._all_slots(), generation, self._wanted_keys() - self._quarantined.keys()
+            ),
+            timeout_s,
+            lambda slot: slot.generation < generation,
         )
-        return self._standing()
+        return standing(self._slots, self._wanted_keys(), self._quarantined)
 
     async def taken(self, generation: int, timeout_s: float) -> None:
         """Wait until every listening worker routes by ``generation`` or a later one."""
@@ -119,7 +153,70 @@ class Supervisor:
         def is_behind(slot: Slot) -> bool:
             return slot.is_listening and slot.taken_generation < generation
 
-        await self._until(lambda: not any(map(is_behind, self._slots)), timeout_s, is_behind)
+        await self._until(lambda: not any(map(is_behind, self._all_slots())), timeout_s, is_behind)
+
+    async def replace(self, slot: int) -> None:
+        """Let a new worker take over a slot, with nothing lost; returns when the old one is gone.
+
+        Raises WorkerLost where the new one could not take over; the old one then serves on.
+        """
+        old = self._slots[slot]
+        new = Slot(
+            slot, old.listener, old.cpus, old.queue, (old.region + self._count) % self._regions,
+            is_patient=True, is_candidate=True, restarts=old.restarts + 1, reason=ROLLING,
+        )  # fmt: skip
+        task = self._run(new)
+        self._beside.append(new)
+        try:
+            await self._listens(new, task)
+        except BaseException:
+            # A stop under way ends it, as all others.
+            if not self._is_stopping:
+                task.cancel()
+                await asyncio.wait([task])
+                self._beside.remove(new)
+            raise
+        retiring, self._tasks[slot] = self._tasks[slot], task
+        self._beside.remove(new)
+        self._slots[slot] = new
+        new.is_candidate = new.is_patient = False
+        self._restarts["rolling"] += 1
+        await self._retire(old, retiring)
+
+    async def _listens(self, slot: Slot, task: asyncio.Task[None]) -> None:
+        timings = self._timings
+        timeout_s = timings.start_timeout_s + timings.load_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not slot.is_listening:
+                    if task.done() or self._is_stopping:
+                        raise WorkerLost(
+                            f"the new worker of slot {slot.index} did not take over: {slot.reason}"
+                        )
+                    await self._changed.wait()
+        except TimeoutError as error:
+            raise WorkerLost(
+                f"the new worker of slot {slot.index} did not hold all within {timeout_s:g} s"
+            ) from error
+
+    async def _retire(self, slot: Slot, task: asyncio.Task[None]) -> None:
+        """Let a worker end whose slot another one has."""
+        slot.is_retired = True
+        self._beside.append(slot)
+        drain_s = self._settings.stop_timeout_s
+        try:
+            if slot.process is None:
+                task.cancel()
+            else:
+                with contextlib.suppress(ConnectionError):
+                    await slot.process.wire.send(messages.HAND_OVER, {"drain_s": drain_s})
+            # What it hands over takes up to drain_s, and what cannot move as long again.
+            await asyncio.wait([task], timeout=2 * drain_s + self._timings.exit_grace_s)
+        finally:
+            if slot.process is not None:
+                slot.process.kill()
+            await asyncio.wait([task])
+            self._beside.remove(slot)
 
     def workers(self) -> tuple[WorkerInfo, ...]:
         """Return every slot in order."""
@@ -141,12 +238,7 @@ class Supervisor:
 
     def start(self) -> None:
         """Start a worker in every slot and keep it running until ``stop``."""
-        self._tasks = [
-            asyncio.create_task(self._keep_running(slot), name=f"slot {slot.index}")
-            for slot in self._slots
-        ]
-        for task in self._tasks:
-            task.add_done_callback(self._slot_ended)
+        self._tasks = [self._run(slot) for slot in self._slots]
 
     async def cannot_start(self) -> str:
         """Wait until it is certain that no worker can start; return the reason."""
@@ -155,35 +247,87 @@ class Supervisor:
     async def stop(self, drain_s: float) -> bool:
         """Let every worker answer what it accepted and end; return whether all did in time."""
         self._is_stopping = True
-        for slot in self._slots:
-            refuse_new_connections(slot.listener)
-        for slot, task in zip(self._slots, self._tasks, strict=False):
+        self._notify()
+        if not self._is_lasting:
+            for slot in self._slots:
+                refuse_new_connections(slot.listener)
+        tasks = set(self._running)
+        # Those beside come first: what they would still hand over, the others no longer take.
+        for slot in (*self._beside, *self._slots):
             if slot.process is None:
-                task.cancel()
-            elif slot.is_ready:
+                continue
+            if slot.is_ready:
                 with contextlib.suppress(ConnectionError):
-                    await slot.process.wire.send(messages.STOP, {"drain_s": drain_s})
+                    await slot.process.wire.send(
+                        messages.STOP, {"drain_s": drain_s, "is_lasting": self._is_lasting}
+                    )
             else:
                 slot.process.kill()
-        if not self._tasks:
-            return True
-        _, late = await asyncio.wait(self._tasks, timeout=drain_s + self._timings.exit_grace_s)
-        self.kill()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for task, slot in self._running.items():
+            if slot.process is None:
+                task.cancel()
+        late: set[asyncio.Task[None]] = set()
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=drain_s + self._timings.exit_grace_s)
+            self.kill()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for slot in self._slots:
+            slot.queue.close()
         return not late
+
+    async def all_listen(self) -> None:
+        """Wait until every slot has a worker that accepts; each is then as any other."""
+        while not all(slot.is_accepting for slot in self._slots):
+            await self._changed.wait()
+        for slot in self._slots:
+            slot.is_patient = False
+
+    async def leave(self) -> tuple[list[LeftWorker], list[tuple[int, int]]]:
+        """End, but leave the workers that accept and all queues to the next program here.
+
+        Returns them as copies; after it there is nothing to ``stop``.
+        """
+        self._is_stopping = True
+        left = []
+        for slot in self._slots:
+            if slot.is_accepting and slot.process is not None:
+                wire_fd = await slot.process.wire.leave()
+                left.append(LeftWorker(slot.index, slot.process.pid, wire_fd))
+                slot.is_left = True
+        tasks = list(self._running)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        queues = [(copy_of(a), copy_of(b)) for a, b in (slot.queue.fds for slot in self._slots)]
+        for slot in self._slots:
+            slot.queue.close()
+        self._slots = []
+        return left, queues
 
     def kill(self) -> None:
         """End every worker at once."""
         self._is_stopping = True
-        for slot in self._slots:
+        for slot in self._all_slots():
             if slot.process is not None:
                 slot.process.kill()
+
+    def _run(self, slot: Slot) -> asyncio.Task[None]:
+        task = asyncio.create_task(self._keep_running(slot), name=f"slot {slot.index}")
+        self._running[task] = slot
+        task.add_done_callback(self._slot_ended)
+        return task
+
+    def _all_slots(self) -> list[Slot]:
+        return [*self._slots, *self._beside]
 
     async def _keep_running(self, slot: Slot) -> None:
         while True:
             reason, code = await self._one_life(slot)
-            if self._is_stopping:
+            if self._is_stopping or slot.is_retired:
                 slot.state = "stopped"
+                return
+            if slot.is_candidate:
+                slot.reason = reason
                 return
             self._after_death(slot, reason, code)
             slot.restarts += 1
@@ -203,7 +347,9 @@ class Supervisor:
         """Start a worker and serve its wire until it ends; return why it ended, and its code."""
         slot.begin_life(time.monotonic())
         try:
-            process = await WorkerProcess.spawn(self._command, slot.listener, self._memory.fd)
+            process = await WorkerProcess.spawn(
+                self._command, slot.listener, self._memory.fd, slot.queue
+            )
         except OSError as error:
             return f"cannot be started: {error.strerror}", 1
         slot.process = process
@@ -216,7 +362,8 @@ class Supervisor:
             process.wire.close()
             code = await _ended(process, self._timings.exit_grace_s)
         finally:
-            process.kill()
+            if not slot.is_left:
+                process.kill()
             for helper in helpers:
                 helper.cancel()
             await asyncio.gather(*helpers, return_exceptions=True)
@@ -236,8 +383,8 @@ class Supervisor:
     async def _send_targets(self, slot: Slot, process: WorkerProcess) -> None:
         """Send the newest target whenever there is one; those in between are never sent."""
         hello = Hello(
-            slot.index, len(self._slots), self._plan.threads, slot.cpus,
-            self._objects_dir, self._settings,
+            slot.index, slot.region, self._regions, slot.is_patient, self._plan.threads,
+            slot.cpus, self._objects_dir, self._settings,
         )  # fmt: skip
         slot.target_changed.set()
         with contextlib.suppress(ConnectionError):
@@ -279,7 +426,7 @@ class Supervisor:
         kills = oom_kills()
         slot.blamed = suspects(
             slot.loading,
-            self._memory.suspects(slot.index),
+            self._memory.suspects(slot.region),
             is_from_outside=is_from_outside(
                 code, is_ours=bool(slot.kill_reason), is_out_of_memory=kills > self._oom_kills
             ),
@@ -296,6 +443,8 @@ class Supervisor:
 
     def _slot_ended(self, task: asyncio.Task[None]) -> None:
         """End the server when a slot's task failed: nobody would replace its workers any more."""
+        del self._running[task]
+        self._notify()
         if task.cancelled() or (error := task.exception()) is None:
             return
         _log.error("the supervisor failed", exc_info=error)
@@ -312,7 +461,7 @@ class Supervisor:
 
     def _notify(self) -> None:
         """Let waiters look again, and new connections go to the workers that accept them."""
-        live = tuple(slot.index for slot in self._slots if slot.is_listening)
+        live = tuple(sorted({s.index for s in self._all_slots() if s.is_accepting}))
         if live != self._live:
             self._live = live
             steer(self._listeners, live)
@@ -327,30 +476,13 @@ class Supervisor:
                 while not holds():
                     await self._changed.wait()
         except TimeoutError:
-            behind = [slot.index for slot in self._slots if is_behind(slot)]
+            behind = [slot.index for slot in self._all_slots() if is_behind(slot)]
             raise TimeoutError(
                 f"the workers in slots {behind} did not get there within {timeout_s:g} s"
             ) from None
 
     def _wanted_keys(self) -> set[VersionKey]:
         return {(v.model, v.version) for v in self._target.versions} if self._target else set()
-
-    def _is_settled(self, generation: int) -> bool:
-        if not any(slot.is_listening for slot in self._slots):
-            return False
-        dangerous = self._wanted_keys() - self._quarantined.keys()
-        counted = [s for s in self._slots if s.is_listening or s.is_early or s.blamed & dangerous]
-        return all(s.is_listening and s.generation >= generation for s in counted)
-
-    def _standing(self) -> dict[VersionKey, VersionReport]:
-        standing = {}
-        for key in self._wanted_keys():
-            found = [s.reports[key] for s in self._slots if s.is_listening and key in s.reports]
-            if found:
-                standing[key] = _merged(found)
-        for key, reason in self._quarantined.items():
-            standing[key] = VersionReport(State.FAILED, reason)
-        return standing
 
 
 async def _ended(process: WorkerProcess, grace_s: float) -> int:
@@ -359,15 +491,3 @@ async def _ended(process: WorkerProcess, grace_s: float) -> int:
             return await process.exited()
     process.kill()
     return await process.exited()
-
-
-def _merged(reports: Sequence[VersionReport]) -> VersionReport:
-    """Return how a version stands over all workers: FAILED if any failed it."""
-    failed = [report for report in reports if report.state == State.FAILED]
-    first = (failed or reports)[0]
-    return VersionReport(
-        first.state,
-        first.reason,
-        max(report.load_s for report in reports),
-        max(report.private_bytes for report in reports),
-    )

@@ -16,12 +16,14 @@ from typing import Any, Final
 import orjson
 
 from serving.errors import ServingError
+from serving.web.inherit import copy_of
 
 HEADER_BYTES: Final = 4
 # A target names every tensor of every loaded version: a hundred thousand tensors are about 12 MB.
 MAX_FRAME_BYTES: Final = 128 * 1024**2
 READ_BYTES: Final = 256 * 1024
 # What may wait for an end that does not read: far more than a worker says in an hour.
+_POLL_S: Final = 0.01
 MAX_UNSENT_BYTES: Final = 8 * 1024**2
 
 
@@ -111,11 +113,26 @@ class Wire:
         sock.setblocking(False)
         return cls(*await asyncio.open_connection(sock=sock, limit=READ_BYTES))
 
+    @classmethod
+    def around(cls, writer: asyncio.StreamWriter) -> Wire:
+        """Return a wire that only sends; somebody else reads this end."""
+        return cls(asyncio.StreamReader(), writer)
+
+    async def leave(self) -> int:
+        """Return a copy of this end for the next program in this process; nothing is half sent."""
+        # The transport has no event for an empty buffer, and a worker reads all the time.
+        while self._writer.transport.get_write_buffer_size():  # noqa: ASYNC110
+            await asyncio.sleep(_POLL_S)
+        return copy_of(self._writer.get_extra_info("socket").fileno())
+
     async def send(self, type_: str, body: Mapping[str, Any], *, answers: int | None = None) -> int:
         """Send a frame and return its id; waits while the other end does not read.
 
         Raises ConnectionError when the other end is gone, WireError for a body that is not JSON.
         """
+        if self._writer.transport.is_closing():
+            # uvloop's own error for it is a RuntimeError.
+            raise ConnectionResetError("the wire is closed")
         number = next(self._ids) if answers is None else answers
         self._writer.write(encode_frame(Frame(type_, number, body)))
         await self._writer.drain()

@@ -1,7 +1,8 @@
 """A worker process: accepts, parses, batches and runs requests of the data plane.
 
-Started as ``python -m serving.workers.worker LISTENER WIRE METRICS`` with three inherited
-descriptors; everything else comes in the first frame of the wire.
+Started as ``python -m serving.workers.worker LISTENER WIRE METRICS SENDER RECEIVER`` with five
+inherited descriptors, the last two those of the slot's connection queue; everything else comes in
+the first frame of the wire.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ from serving.data.data_plane import DataPlane, RequestHead, ServedVersion
 from serving.fleet import VersionKey
 from serving.logs import configure_logs
 from serving.metrics.page import MetricsMemory
-from serving.target import TargetVersion, parse_target
+from serving.target import Target, TargetVersion, parse_target
+from serving.web.handover import ConnectionQueue
 from serving.web.server import HttpServer
 from serving.workers import messages
 from serving.workers.messages import Hello, Report
 from serving.workers.process_memory import proportional_bytes
 from serving.workers.reconciler import Reconciler
-from serving.workers.wire import Wire, WireError
+from serving.workers.wire import Frame, Wire, WireError
 
 _log = logging.getLogger(__name__)
 HEARTBEAT_S: Final = 1.0
@@ -58,14 +60,18 @@ class Worker:
         hello: Hello,
         wire: Wire,
         listener: socket.socket,
+        queue: ConnectionQueue,
         memory: MetricsMemory,
         loader: Loader,
     ) -> None:
         self._hello = hello
         self._wire = wire
         self._listener = listener
-        self._region = memory.writer(hello.slot)
-        self._holds_target = asyncio.Event()
+        self._queue = queue
+        self._region = memory.writer(hello.region)
+        self._may_accept = asyncio.Event()
+        self._is_restored = False
+        self._has_no_successor = asyncio.Event()
         self._runs = ThreadPoolExecutor(MAX_RUNS, thread_name_prefix="run")
         serving_map: ServingMap[ServedVersion] = ServingMap()
         self._reconciler = Reconciler(
@@ -93,7 +99,10 @@ class Worker:
         return self._reconciler.is_loading or any(runs)
 
     async def run(self) -> None:
-        """Serve until the parent says stop or is gone, then answer what was accepted."""
+        """Serve until the parent says stop or is gone, then answer what was accepted.
+
+        Where another worker of the slot takes over, leave it what can be left.
+        """
         self._wire.post(messages.READY, {"pid": os.getpid()})
         async with asyncio.TaskGroup() as group:
             tasks = [
@@ -101,37 +110,58 @@ class Worker:
                 group.create_task(self._beat(), name="heartbeat"),
                 group.create_task(self._accept(), name="accept"),
             ]
-            drain_s = await self._obey()
+            order = await self._obey(self._reconciler.set_target)
             tasks[0].cancel()
+            if self._hello.is_patient and not self._may_accept.is_set():
+                # It was to take over, and the one that serves answers what is there.
+                for task in tasks:
+                    task.cancel()
+                return
             # Also a worker that did not accept yet has connections waiting: it answers them.
-            self._holds_target.set()
+            self._may_accept.set()
             await self._plane.shadows.close()
             await tasks[2]
-            if not await self._server.drain(drain_s):
-                _log.warning("stopped with requests under way", extra={"waited_s": drain_s})
-            tasks[1].cancel()
+            if order is not None and order.type == messages.HAND_OVER:
+                tasks.append(group.create_task(self._follow(), name="last targets"))
+                end = self._server.hand_over(_drain_s(order), self._has_no_successor)
+            elif order is not None:
+                end = self._server.drain(
+                    _drain_s(order), is_lasting=bool(order.body.get("is_lasting"))
+                )
+            else:
+                _log.warning("the parent is gone: draining")
+                end = self._server.drain(self._hello.settings.stop_timeout_s)
+            if not await end:
+                _log.warning("stopped with requests under way")
+            for task in tasks:
+                task.cancel()
 
-    async def _obey(self) -> float:
-        """Take targets until told to stop; return the seconds that the drain may take."""
+    async def _obey(self, take: Callable[[Target], None]) -> Frame | None:
+        """Take targets until told to stop; return that frame, or None where the parent is gone."""
         while (frame := await self._wire.receive()) is not None:
             if frame.type == messages.TARGET:
                 target = parse_target(frame.body)
-                self._reconciler.set_target(target)
+                take(target)
                 self._wire.post(messages.TAKEN, {"generation": target.generation})
-                if not target.is_restored:
-                    self._holds_target.set()
-            elif frame.type == messages.STOP:
-                return float(frame.body["drain_s"])
+                self._is_restored |= target.is_restored
+                if not (target.is_restored or self._hello.is_patient):
+                    self._may_accept.set()
+            elif frame.type in (messages.STOP, messages.HAND_OVER):
+                return frame
             else:
                 raise WireError(f"frame of unknown type {frame.type!r}")
-        _log.warning("the parent is gone: draining")
-        return self._hello.settings.stop_timeout_s
+        return None
+
+    async def _follow(self) -> None:
+        """Route what is still under way as all others do, until the parent wants an end."""
+        await self._obey(self._reconciler.follow)
+        self._has_no_successor.set()
 
     async def _accept(self) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(ACCEPT_AFTER_S):
-                await self._holds_target.wait()
-        await self._server.start(self._listener)
+            async with asyncio.timeout(None if self._hello.is_patient else ACCEPT_AFTER_S):
+                await self._may_accept.wait()
+        await self._server.start(self._listener, self._queue)
         self._wire.post(messages.LISTENING, {})
 
     async def _beat(self) -> None:
@@ -152,7 +182,8 @@ class Worker:
 
     def _report(self, report: Report) -> None:
         self._wire.post(messages.REPORT, report.to_json())
-        self._holds_target.set()
+        if self._is_restored or not self._hello.is_patient:
+            self._may_accept.set()
 
     def _mark_loading(self, key: VersionKey | None) -> None:
         self._region.plane.loading(key)
@@ -198,7 +229,11 @@ class Worker:
 
 
 async def _live(
-    listener_fd: int, wire_fd: int, metrics_fd: int, loader_factory: Callable[[int], Loader]
+    listener_fd: int,
+    wire_fd: int,
+    metrics_fd: int,
+    queue: ConnectionQueue,
+    loader_factory: Callable[[int], Loader],
 ) -> bool:
     """Run a worker's whole life; return whether a thread is still inside a load or a run."""
     wire = await Wire.open(socket.socket(fileno=wire_fd))
@@ -211,8 +246,8 @@ async def _live(
     try:
         if hello.cpus:
             os.sched_setaffinity(0, hello.cpus)
-        memory = MetricsMemory.attach(metrics_fd, hello.slots)
-        worker = Worker(hello, wire, listener, memory, loader_factory(hello.threads))
+        memory = MetricsMemory.attach(metrics_fd, hello.regions)
+        worker = Worker(hello, wire, listener, queue, memory, loader_factory(hello.threads))
         trim()
         await worker.run()
     except Exception as error:
@@ -224,6 +259,10 @@ async def _live(
     finally:
         wire.close()
     return worker.is_busy
+
+
+def _drain_s(order: Frame) -> float:
+    return float(order.body["drain_s"])
 
 
 def _reason(error: BaseException) -> str:
@@ -249,10 +288,12 @@ def main(
     and the parent drains its workers in order. A terminal's signals do not get here, for a worker
     has a session of its own. SIGKILL ends a worker; the parent's end does, too.
     """
-    listener_fd, wire_fd, metrics_fd = map(int, sys.argv[1:] if argv is None else argv)
+    fds = map(int, sys.argv[1:] if argv is None else argv)
+    listener_fd, wire_fd, metrics_fd, sender_fd, receiver_fd = fds
+    queue = ConnectionQueue.of_fds(sender_fd, receiver_fd)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    is_busy = uvloop.run(_live(listener_fd, wire_fd, metrics_fd, loader_factory))
+    is_busy = uvloop.run(_live(listener_fd, wire_fd, metrics_fd, queue, loader_factory))
     if is_busy:
         # A thread inside native code ends when it likes, or never; a normal exit waits for it.
         logging.shutdown()

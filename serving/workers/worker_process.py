@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from serving.web.handover import ConnectionQueue
 from serving.workers.wire import Wire
 
 # Safe path (-P): a folder named like one of ours in the working directory must not be imported.
@@ -62,12 +63,16 @@ class WorkerProcess:
 
     @classmethod
     async def spawn(
-        cls, command: Sequence[str], listener: socket.socket, metrics_fd: int
+        cls,
+        command: Sequence[str],
+        listener: socket.socket,
+        metrics_fd: int,
+        queue: ConnectionQueue,
     ) -> WorkerProcess:
         """Start a worker on a listener. Raises OSError when the command cannot be run."""
         ours, theirs = socket.socketpair()
         try:
-            fds = (listener.fileno(), theirs.fileno(), metrics_fd)
+            fds = (listener.fileno(), theirs.fileno(), metrics_fd, *queue.fds)
             # Blocks for a millisecond: it returns when the child has begun.
             process = subprocess.Popen(  # noqa: ASYNC220
                 [*command, *map(str, fds)],

@@ -4,7 +4,8 @@
 slot 0; ``exits=M/V`` likewise by an exit code; ``fails=M/V`` reports it FAILED; ``stillborn`` dies
 before it is ready; ``silent`` gives no sign of life once it is ready; ``nonsense`` speaks another
 language; ``deaf`` routes by its first target for ever; ``late-second`` lets the first target pass
-in slot 1; ``stubborn`` does not stop; ``crash`` dies by SIGSEGV when a second target comes.
+in slot 1; ``bad-successor`` ends where it is to take over from another; ``stubborn`` does not stop;
+``crash`` dies by SIGSEGV when a second target comes.
 """
 
 import os
@@ -47,6 +48,9 @@ class Script:
                 self.kind = "kills" if frame.body["slot"] == 0 else "good"
             if self.kind == "late-second":
                 self.kind = "late" if frame.body["slot"] == 1 else "good"
+            if self.kind == "bad-successor" and frame.body["is_patient"]:
+                self.say(messages.FATAL, {"reason": "no room for two"})
+                os._exit(3)
             if self.kind == "stillborn":
                 self.say(messages.FATAL, {"reason": "no such library"})
                 os._exit(3)
@@ -57,7 +61,7 @@ class Script:
                 threading.Thread(target=self.beat, daemon=True).start()
         elif frame.type == messages.TARGET:
             self.hold(frame)
-        elif frame.type == messages.STOP and self.kind != "stubborn":
+        elif frame.type in (messages.STOP, messages.HAND_OVER) and self.kind != "stubborn":
             self.end.set()
             os._exit(0)
 
@@ -88,7 +92,7 @@ class Script:
 
 
 def main() -> None:
-    behaviour, _listener, wire_fd, _metrics = sys.argv[1:]
+    behaviour, _listener, wire_fd, *_ = sys.argv[1:]
     wire = socket.socket(fileno=int(wire_fd))
     script, decoder = Script(behaviour, wire), FrameDecoder()
     while data := wire.recv(65536):

@@ -163,15 +163,19 @@ def running_server(
     *,
     workers: int = 1,
     settings: Mapping[str, object] | None = None,
+    environ: Mapping[str, str] | None = None,
     module: str = "serving",
     is_waiting: bool = True,
 ) -> Iterator[RunningServer]:
     """Start the real server with its store in ``folder`` and free ports; stop it at the end.
 
-    ``settings``: names of settings and their values. ``module``: what ``python -m`` runs.
+    ``settings``: names of settings and their values. ``environ``: more variables.
+    ``module``: what ``python -m`` runs.
     ``is_waiting``: return only when the server and all workers are ready.
     """
-    server = start_server(folder, workers=workers, settings=settings, module=module)
+    server = start_server(
+        folder, workers=workers, settings=settings, environ=environ, module=module
+    )
     try:
         where = server.wait_for_log("listening")
         server.url, server.admin_url = where["url"], where["admin_url"]
@@ -187,6 +191,7 @@ def start_server(
     *,
     workers: int = 1,
     settings: Mapping[str, object] | None = None,
+    environ: Mapping[str, str] | None = None,
     module: str = "serving",
 ) -> RunningServer:
     """Start the server and return at once; the caller stops it."""
@@ -198,12 +203,13 @@ def start_server(
         "log_format": "json",
         **(settings or {}),
     }
-    environ = {k: v for k, v in os.environ.items() if not k.startswith("RAMRACK_")}
-    environ |= {f"RAMRACK_{key.upper()}": str(value) for key, value in values.items()}
+    passed = {k: v for k, v in os.environ.items() if not k.startswith("RAMRACK_")}
+    passed |= environ or {}
+    passed |= {f"RAMRACK_{key.upper()}": str(value) for key, value in values.items()}
     process = subprocess.Popen(
         [sys.executable, "-m", module],
         cwd=ROOT,
-        env=environ,
+        env=passed,
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

@@ -99,11 +99,19 @@ def test_the_parent_never_maps_the_runtime(server: RunningServer) -> None:
 
 
 def test_workers_end_when_the_parent_is_killed(tmp_path: Path) -> None:
-    """Nobody is left behind, and a new server serves what the old one served."""
+    """They answer what was sent, nobody is left behind, and a new server serves the same."""
     with running_server(tmp_path, workers=2) as server:
         server.push("id32", graphs.id32())
         pids = server.worker_pids()
-        os.kill(server.pid, signal.SIGKILL)
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=20) as client:
+            client.sendall(b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n" * 50)
+            os.kill(server.pid, signal.SIGKILL)
+            answers = b""
+            while more := client.recv(65536):
+                answers += more
+        # All that were pipelined, and then the end of the connection, not a reset.
+        assert answers.count(b"HTTP/1.1 200") == 50
         server.wait()
         wait_until(lambda: not any(map(process_exists, pids)), 60, "the workers are gone")
     with running_server(tmp_path, workers=2) as server:

@@ -196,3 +196,24 @@ def test_a_closed_log_takes_nothing(path: Path) -> None:
     with pytest.raises(StoreFailed, match="closed"):
         log.append("kind")
     assert len(log.read()) == 1
+
+
+def test_lines_that_are_no_events_are_told(tmp_path: Path) -> None:
+    """Garbage before an event, and a beginning that is gone, are damage; a torn end is none."""
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path, UnsyncedFiles())
+    for _ in range(3):
+        log.append("load")
+    assert log.damage == ""
+    log.close()
+    lines = path.read_bytes().splitlines(keepends=True)
+    for content, told in (
+        (b"\0\0\0\n" + b"".join(lines) + b'{"torn', "1 lines are no events"),
+        (b"".join(lines[1:]), "it begins at number 2"),
+        (b"".join(lines) + b'{"torn', ""),
+    ):
+        path.write_bytes(content)
+        log = EventLog(path, UnsyncedFiles())
+        assert told in log.damage
+        assert bool(told) == bool(log.damage)
+        log.close()

@@ -241,6 +241,7 @@ def test_a_publish_whose_event_found_no_room_is_completed(
 ) -> None:
     """It is refused, and told once: by the next try, or by the next start that has room."""
     disk = ModelDisk(tmp_path / "store")
+    disk.sets_aside = False
     (tmp_path / "store").mkdir()
     store = Store.open(tmp_path / "store", files=disk, reserve_bytes=0)
     upload(store, payload(0))

@@ -14,6 +14,7 @@ import pytest
 from models.servable import Inspection
 from models.signature import Signature, TensorSpec
 from registry.manifest import Manifest
+from serving.errors import WorkerLost
 from serving.fleet import VersionKey
 from serving.settings import Settings
 from serving.target import Target, TargetVersion
@@ -27,7 +28,7 @@ from tests.process.server import process_exists
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 QUICK = Timings(heartbeat_timeout_s=2.0, start_timeout_s=20.0, backoff_first_s=0.01)
 SIGNATURE = Signature((TensorSpec("x", "FP32", (-1,)),), (TensorSpec("y", "FP32", (-1,)),))
-NO_RESTARTS = {"hung": 0, "start": 0, "signal": 0, "exit": 0}
+NO_RESTARTS = {"hung": 0, "start": 0, "signal": 0, "exit": 0, "rolling": 0}
 A1, B1 = ("a", 1), ("b", 1)
 
 
@@ -315,6 +316,40 @@ async def test_a_worker_that_speaks_nonsense_is_replaced() -> None:
         it.supervisor.start()
         await it.until(lambda: it.supervisor.workers()[0].restarts == 1)
         assert "nonsense on the wire" in it.supervisor.workers()[0].reason
+
+
+async def test_a_worker_is_replaced_by_one_that_holds_the_target() -> None:
+    """The old one ends by itself; slot, generation and count of restarts go on."""
+    async with fleet() as it:
+        it.supervisor.publish(target(1, A1))
+        it.supervisor.start()
+        await it.until_serving()
+        first, second = it.pids()
+        await it.supervisor.replace(0)
+        info = it.supervisor.workers()[0]
+        assert (info.state, info.generation, info.restarts) == ("serving", 1, 1)
+        assert not process_exists(first)
+        assert it.pids() == [info.pid, second]
+        assert it.supervisor.restarts() == NO_RESTARTS | {"rolling": 1}
+        # The next one counts where the first one did, and is supervised as any other.
+        assert info.region != it.supervisor.workers()[1].region
+        os.kill(it.pids()[0], signal.SIGKILL)
+        await it.until(lambda: it.supervisor.workers()[0].restarts == 2)
+        await it.until_serving()
+
+
+async def test_a_replacement_that_fails_changes_nothing() -> None:
+    """The reason is its own, the old worker serves on, and nobody counts a restart."""
+    async with fleet("bad-successor") as it:
+        it.supervisor.publish(target(1, A1))
+        it.supervisor.start()
+        await it.until_serving()
+        before = it.pids()
+        with pytest.raises(WorkerLost, match="slot 1 did not take over: no room for two"):
+            await it.supervisor.replace(1)
+        assert it.pids() == before
+        assert it.supervisor.restarts() == NO_RESTARTS
+        assert (await it.supervisor.settled(1, 20))[A1].state == "READY"
 
 
 async def test_stop_ends_all_workers_in_order() -> None:

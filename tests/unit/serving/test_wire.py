@@ -120,6 +120,16 @@ async def test_two_ends_talk_and_see_the_end() -> None:
     right.close()
 
 
+async def test_sending_on_a_closed_wire_is_a_lost_connection() -> None:
+    """Whatever the event loop calls it: callers expect a ConnectionError."""
+    ours, theirs = socket.socketpair()
+    left = await Wire.open(ours)
+    theirs.close()
+    left.close()
+    with pytest.raises(ConnectionResetError):
+        await left.send("stop", {})
+
+
 async def test_a_frame_larger_than_any_buffer_arrives_whole() -> None:
     """A target of many megabytes goes through while both ends work."""
     ours, theirs = socket.socketpair()
@@ -151,8 +161,10 @@ def test_a_hello_survives_the_wire() -> None:
     """Settings with paths and tokens come out of JSON as they went in."""
     token = Token("ci", "0" * 64, ("read", "push"))
     hello = Hello(
-        1, 2, 4, (0, 1), Settings().store / "objects", Settings(tokens=(token,), max_run_s=2.5)
-    )
+        slot=1, region=3, regions=4, is_patient=True, threads=4, cpus=(0, 1),
+        objects_dir=Settings().store / "objects",
+        settings=Settings(tokens=(token,), max_run_s=2.5),
+    )  # fmt: skip
     document = orjson.loads(orjson.dumps(hello.to_json()))
     assert messages.parse_hello(document) == hello
 

@@ -21,6 +21,7 @@ from registry.store import Store, VersionRecord
 from serving.admin.app import create_admin_app
 from serving.auth import Actor
 from serving.control.control_plane import ControlPlane
+from serving.errors import WorkerLost
 from serving.fleet import VersionKey, VersionReport, WorkerInfo
 from serving.settings import SCOPES, Settings, Token
 from serving.target import Target, parse_target
@@ -42,6 +43,9 @@ class FakeFleet:
         self.private_bytes: dict[VersionKey, int] = {}
         self.is_stuck = False
         self.before_time_out: Callable[[], Awaitable[None]] | None = None
+        self.stuck_on: VersionKey | None = None
+        self.replaced: list[int] = []
+        self.refused_slots: set[int] = set()
         self.taken_generation = 0
         self.slots: tuple[WorkerInfo, ...] = (
             WorkerInfo(0, 41, "serving", 1, (0,), 0, memory_bytes=7),
@@ -62,7 +66,7 @@ class FakeFleet:
         self, generation: int, timeout_s: float
     ) -> Mapping[VersionKey, VersionReport]:
         assert self.targets[-1].generation >= generation
-        if self.is_stuck:
+        if self.is_stuck or self.stuck_on in self.held:
             raise TimeoutError
         self.waiting.set()
         async with asyncio.timeout(20):
@@ -76,6 +80,11 @@ class FakeFleet:
                 await self.before_time_out()
             raise TimeoutError(f"the workers in slots [0] did not get there within {timeout_s:g} s")
         self.taken_generation = generation
+
+    async def replace(self, slot: int) -> None:
+        if slot in self.refused_slots:
+            raise WorkerLost(f"the new worker of slot {slot} did not take over: no room")
+        self.replaced.append(slot)
 
     def _report(self, key: VersionKey) -> VersionReport:
         if key in self.refused:
@@ -134,6 +143,7 @@ class World:
     root: Path
     settings: Settings
     budget_bytes: int = 100 * MIB
+    available_bytes: int = 1 << 40
     inspector: FakeInspector = field(default_factory=FakeInspector)
     files: Files = field(default_factory=UnsyncedFiles)
     actor: Actor = field(default_factory=lambda: Actor("tester", frozenset(SCOPES), "127.0.0.1"))
@@ -146,6 +156,7 @@ class World:
         self.control = ControlPlane(
             self.store, self.fleet, self.settings, self.inspector,
             budget_bytes=self.budget_bytes, workers=2,
+            available_bytes=lambda: self.available_bytes,
         )  # fmt: skip
         await self.control.start()
 
@@ -192,10 +203,13 @@ class World:
             record = await self.push(model, f"{model} graph {number}".encode())
             await self.load(model, record.version)
 
-    def client(self, *, tokens: tuple[Token, ...] = (), **more: object) -> httpx.AsyncClient:
+    def client(
+        self, *, tokens: tuple[Token, ...] = (), why_held: Callable[[], str] = str, **more: object
+    ) -> httpx.AsyncClient:
         app = create_admin_app(
-            self.control, self.settings, tokens=tokens, render_metrics=lambda: b"metrics 1\n"
-        )
+            self.control, self.settings, tokens=tokens, render_metrics=lambda: b"metrics 1\n",
+            why_held=why_held,
+        )  # fmt: skip
         return httpx.AsyncClient(
             transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8081",
             event_hooks={"response": [checker(app)]}, **more,

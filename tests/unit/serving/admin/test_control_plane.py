@@ -455,6 +455,8 @@ async def test_restart_loads_again_what_was_loaded_routed_first(world):
     """After a start everything is READY again; ready is said only then."""
     await world.push_loaded("a", 2)
     await world.push_loaded("b", 1)
+    await world.push_loaded("c", 1)
+    await world.control.traffic.set_alias("b", "live", 1, world.actor)
     await world.control.traffic.set_route("a", to(2), world.actor)
     calls = len(world.inspector.calls)
 
@@ -463,11 +465,13 @@ async def test_restart_loads_again_what_was_loaded_routed_first(world):
 
     targets = world.fleet.targets
     orders = [[(v.model, v.version) for v in target.versions] for target in targets]
-    assert orders[0] == []
-    assert orders[1] == [("a", 2)]
+    # All that are routed share two steps, not two each; what is kept for a rollback comes later.
+    routed = [("a", 2), ("b", 1), ("c", 1)]
+    assert orders == [[], routed, routed, [("a", 1), *routed], [("a", 1), *routed],
+                      [("a", 1), *routed]]  # fmt: skip
     assert [t.is_restored for t in targets] == [False] * (len(targets) - 1) + [True]
-    assert world.fleet.held == {("a", 1): True, ("a", 2): True, ("b", 1): True}
-    assert targets[-1].routes == {"a": Traffic.whole(2), "b": Traffic.whole(1)}
+    assert world.fleet.held == dict.fromkeys([("a", 1), *routed], True)
+    assert targets[-1].routes["a"] == Traffic.whole(2)
     assert len(world.inspector.calls) == calls
 
 
@@ -488,6 +492,81 @@ async def test_restart_with_a_damaged_version_brings_the_others_back(world):
     assert world.fleet.held == {("m", 1): True}
     assert world.control.traffic.route("m").traffic == whole(1)
     assert world.fleet.targets[-1].is_restored
+
+
+async def test_restart_fails_only_the_version_that_the_workers_refuse(world):
+    """The others of its batch answer, and its own reason is told."""
+    for name in ("a", "b", "c"):
+        await world.push_loaded(name, 1)
+
+    await world.restart(lambda fleet: fleet.refused.update({("b", 1): "no such operator"}))
+    await world.control.restored()
+
+    assert world.control.status("b", 1) == ("FAILED", "no such operator")
+    assert world.fleet.held == {("a", 1): True, ("c", 1): True}
+
+
+async def test_restart_gives_each_version_of_a_late_batch_its_own_time(world):
+    """One that keeps the workers busy for too long does not fail those beside it."""
+    for name in ("a", "b", "c"):
+        await world.push_loaded(name, 1)
+
+    await world.restart(lambda fleet: setattr(fleet, "stuck_on", ("b", 1)))
+    await world.control.restored()
+
+    state, reason = world.control.status("b", 1)
+    assert (state, "did not come to generation" in reason) == ("FAILED", True)
+    assert world.fleet.held == {("a", 1): True, ("c", 1): True}
+
+
+async def test_restart_without_a_record_that_was_removed_by_hand(world):
+    """Both planes list the version as FAILED with the reason; rm forgets it."""
+    await world.push_loaded("m", 2)
+    await world.control.traffic.set_route("m", to(2), world.actor)
+    await world.stop()
+    (world.root / "models" / "m" / "versions" / "2.json").unlink()
+    await world.start()
+    await world.control.restored()
+
+    entry = world.fleet.targets[-1].catalog["m"][2]
+    assert (entry.state, entry.reason) == ("FAILED", "its record cannot be read from the store")
+    assert world.control.status("m", 2)[0] == "FAILED"
+    assert world.control.traffic.route("m").traffic == Traffic.whole(1)
+    assert list((await world.control.verify()).damaged) == ["m/2"]
+    await world.control.delete("m", 2, world.actor)
+    assert set(world.fleet.targets[-1].catalog["m"]) == {1}
+    assert (await world.control.verify()).damaged == {}
+
+
+async def test_restart_without_any_record_of_a_model_leaves_a_way_out(world):
+    """The route to what is lost can be removed, and then the version."""
+    await world.push_loaded("m", 1)
+    await world.stop()
+    (world.root / "models" / "m" / "versions" / "1.json").unlink()
+    await world.start()
+    await world.control.restored()
+
+    with pytest.raises(Conflict, match="route sends requests to it"):
+        await world.control.delete("m", 1, world.actor)
+    await world.control.delete_route("m", world.actor)
+    await world.control.delete("m", 1, world.actor)
+    assert world.fleet.targets[-1].catalog == {}
+
+
+async def test_start_without_the_state_that_was_removed_by_hand_is_refused(world):
+    """A store that had a state is no new one; removing its mark as well begins anew."""
+    await world.push_loaded("m", 1)
+    await world.stop()
+    (world.root / "state" / "state.json").unlink()
+    with pytest.raises(
+        Corrupt, match=r"restore state/state.json .* or, .* remove state/state.kept"
+    ):
+        await world.start()
+    assert "document state" in world.store.verify().damaged
+    await asyncio.to_thread(world.store.close)
+    (world.root / "state" / "state.kept").unlink()
+    await world.start()
+    assert world.control.status("m", 1)[0] == "UNLOADED"
 
 
 async def test_restart_within_a_smaller_budget_keeps_what_fits(world):
@@ -640,6 +719,7 @@ async def test_cancelled_caller_does_not_cut_a_change_short(world):
 async def test_unload_that_cannot_be_written_leaves_the_version_counted_once(make_world, tmp_path):
     """A full disk refuses the unload; version and ledger are as before."""
     disk = ModelDisk(tmp_path / "store")
+    disk.sets_aside = False
     world = make_world(tmp_path / "store", disk)
     await world.start()
     await world.push_loaded("m", 1)

@@ -121,6 +121,7 @@ async def test_f04_change_that_cannot_be_written_is_not_published(make_world, tm
     """A full disk refuses the change, and nothing of it is seen anywhere."""
     root = tmp_path / "store"
     disk = ModelDisk(root)
+    disk.sets_aside = False
     world = make_world(root, disk)
     await world.start()
     await prepare(world)

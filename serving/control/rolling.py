@@ -1,0 +1,74 @@
+"""The rolling restart: every worker replaced by a new one, one slot after the other."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from registry.errors import Conflict, RegistryError
+from registry.manifest import JsonObject
+from serving.auth import Actor
+from serving.control.ledger import Ledger
+from serving.control.operations import Operation
+from serving.control.state_writer import Note, StateWriter
+from serving.errors import MemoryShort
+from serving.fleet import Fleet
+
+# What a worker takes without any version: interpreter, libraries, buffers.
+WORKER_BASE_BYTES: Final = 192 << 20
+_log = logging.getLogger(__name__)
+
+
+class RollingRestart:
+    """Replaces the workers. ``available_bytes``: what the machine has left for more memory."""
+
+    def __init__(
+        self,
+        writer: StateWriter,
+        ledger: Ledger,
+        fleet: Fleet,
+        available_bytes: Callable[[], int],
+    ) -> None:
+        self._writer = writer
+        self._ledger = ledger
+        self._fleet = fleet
+        self._available_bytes = available_bytes
+
+    def check(self, workers: int = 1) -> None:
+        """Raise Conflict or MemoryShort where so many more workers cannot be started now."""
+        if not self._writer.is_restored:
+            raise Conflict(
+                "the workers are still loading what was loaded before the start: try again when "
+                "the server is ready"
+            )
+        self._check_memory(workers)
+
+    async def run(self, operation: Operation, actor: Actor, reason: str) -> None:
+        """Replace one worker after the other; each serves until its replacement does.
+
+        Raises WorkerLost or MemoryShort where one could not be replaced: it serves on, those
+        before it are new, and the operation says which.
+        """
+        slots = [worker.slot for worker in self._fleet.workers()]
+        for done, slot in enumerate(slots):
+            operation.at(f"replacing worker {slot + 1} of {len(slots)}", done / len(slots))
+            self._check_memory()
+            await self._fleet.replace(slot)
+        facts: JsonObject = {"workers": len(slots)}
+        try:
+            await self._writer.record_event(Note("restart", None, None, actor, reason), facts)
+        except RegistryError as error:
+            # The workers are new whether or not the disk takes a note of it.
+            _log.warning("the restart could not be recorded: %s", error)
+
+    def _check_memory(self, workers: int = 1) -> None:
+        """Raise MemoryShort unless so many more fit: for a while there are two of a slot."""
+        held = self._ledger.held().values()
+        private = sum(item.private_bytes_per_worker or 0 for item in held)
+        needs, free = workers * (private + WORKER_BASE_BYTES), self._available_bytes()
+        if needs > free:
+            raise MemoryShort(
+                f"{workers} new workers beside the old ones need {needs} bytes of private memory, "
+                f"and {free} are free: unload a version, or stop and start the server"
+            )
