@@ -32,7 +32,7 @@ from serving.logs import configure_logs
 from serving.machine import Machine, read_machine
 from serving.metrics.page import MetricsMemory
 from serving.scrape import page_renderer
-from serving.settings import Settings
+from serving.settings import MIB, Settings
 from serving.web.server import HttpServer
 from serving.web.sockets import close_all, open_listeners, url_of
 from serving.workers.cores import WorkerPlan, plan_workers
@@ -48,6 +48,10 @@ PLANNED: Final = (RegistryError, ServingError, OSError, ssl.SSLError)
 
 class WorkersCannotStart(ServingError):
     """Every attempt to start a worker failed before it was ready."""
+
+
+class NoMemory(ServingError):
+    """There is no memory for a single version."""
 
 
 class StoreCannotOpen(ServingError):
@@ -191,7 +195,19 @@ def _open_sockets(
 
 
 def _budget_bytes(settings: Settings, machine: Machine) -> int:
-    return settings.memory_budget or default_budget_bytes(machine.available_bytes)
+    """Return what versions may take, or raise NoMemory where host and cgroup leave nothing."""
+    if settings.memory_budget > machine.memory_bytes > 0:
+        _log.warning(
+            "memory_budget is more than there is: loads may end in the kernel's killer",
+            extra={"budget_bytes": settings.memory_budget, "memory_bytes": machine.memory_bytes},
+        )
+    budget_bytes = settings.memory_budget or default_budget_bytes(machine.available_bytes)
+    if budget_bytes < MIB:
+        raise NoMemory(
+            f"host and cgroup leave {machine.available_bytes} bytes, which is no budget to load "
+            "anything with: end other programs, raise the cgroup's limit, or set memory_budget"
+        )
+    return budget_bytes
 
 
 def _inspector(

@@ -40,6 +40,7 @@ class FakeFleet:
         self.targets: list[Target] = []
         self.refused: dict[VersionKey, str] = {}
         self.private_bytes: dict[VersionKey, int] = {}
+        self.left_bytes: dict[VersionKey, Mapping[int, int]] = {}
         self.is_stuck = False
         self.taken_generation = 0
         self.slots: tuple[WorkerInfo, ...] = (
@@ -86,6 +87,9 @@ class FakeFleet:
 
     def workers(self) -> tuple[WorkerInfo, ...]:
         return self.slots
+
+    def unreleased(self, key: VersionKey) -> Mapping[int, int]:
+        return self.left_bytes.get(key, {0: 0})
 
     def on_quarantine(self, callback: Callable[[str, int, str], None]) -> None:
         self._callback = callback
