@@ -80,6 +80,8 @@ class Ledger:
         Called again when more is known of it. Loads at the same time see each other's reservations.
         """
         held = self.held()
+        if key in self._reserved:
+            del held[key]
         new = self._footprint(self._writer.record(*key))
         plan = budget.admit(self.budget_bytes, held, key, new, self.workers, self._evictable(held))
         self._reserved[key] = new

@@ -33,6 +33,10 @@ SIGNATURE = Signature(
 )
 
 
+# Without the look for evicted pages, which goes on for ever, so that a test can await all tasks.
+QUIET = Settings(residency_check_s=0)
+
+
 class FakeFleet:
     """Holds every target at once, unless told to wait or to refuse a version."""
 
@@ -206,7 +210,7 @@ def make_world(tmp_path: Path) -> Callable[..., World]:
     """Make further worlds, which the test starts and stops itself."""
 
     def make(root: Path | None = None, files: Files | None = None) -> World:
-        return World(root or tmp_path / "store", Settings(), files=files or UnsyncedFiles())
+        return World(root or tmp_path / "store", QUIET, files=files or UnsyncedFiles())
 
     return make
 
@@ -214,7 +218,7 @@ def make_world(tmp_path: Path) -> Callable[..., World]:
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     """A started world with an empty store."""
-    made = World(tmp_path / "store", Settings())
+    made = World(tmp_path / "store", QUIET)
     await made.start()
     yield made
     await made.stop()
