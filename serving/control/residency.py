@@ -81,6 +81,20 @@ class Residency:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, lambda: work(*args, **kwargs))
 
+    async def is_there(self, objects: Mapping[str, int]) -> bool:
+        """Say whether all of ``objects`` (digest to size) are in the store, by name and size."""
+
+        def look() -> bool:
+            try:
+                return all(
+                    self._path_of(digest).stat().st_size == size_bytes
+                    for digest, size_bytes in objects.items()
+                )
+            except OSError:
+                return False
+
+        return await self.quietly(look)
+
     async def hold(
         self, key: Key, objects: Mapping[str, int], progress: Callable[[int], None] | None = None
     ) -> None:

@@ -36,6 +36,8 @@ from serving.fleet import SERVING, VersionReport
 
 # How much longer than the drain itself an unload waits for the workers to say that it is over.
 DRAIN_GRACE_S: Final = 30.0
+# Inspections that are remembered, so that what is loaded again takes milliseconds.
+MAX_INSPECTIONS: Final = 256
 PLANNED: Final = (RegistryError, ModelsError, ServingError)
 _log = logging.getLogger(__name__)
 
@@ -67,6 +69,7 @@ class VersionLoads:
         self._drain_timeout_s = drain_timeout_s + DRAIN_GRACE_S
         self._few_loads = asyncio.Semaphore(concurrent_loads)
         self._one_operation: defaultdict[Key, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._inspections: dict[Key, Inspection] = {}
         self.load_s: dict[Key, float] = {}
         self.loads_ended: dict[str, int] = {"succeeded": 0, "failed": 0}
 
@@ -123,7 +126,7 @@ class VersionLoads:
         )
         operation.at("inspecting", 0.3)
         limit_bytes = self._inspect_memory_bytes or max(0, plan.free_bytes - plan.new_bytes)
-        inspection = await asyncio.to_thread(self._inspect, manifest, limit_bytes)
+        inspection = await self._inspection(key, manifest, limit_bytes)
         ledger.inspected(key, inspection)
         ledger.reserve(key)
         operation.at("bringing its weights into RAM", 0.5)
@@ -138,6 +141,19 @@ class VersionLoads:
         note = Note("load", *key, actor, reason)
         await writer.change(lambda s, stamp: desired.finish_load(s, *key, stamp), note)
         await self._loaded(key)
+
+    async def _inspection(self, key: Key, manifest: Manifest, limit_bytes: int) -> Inspection:
+        """Inspect a version, or tell again what this process found out: a version never changes.
+
+        An inspection may have made objects of its own; once one of them is gone it is done anew.
+        """
+        found = self._inspections.pop(key, None)
+        if found is None or not await self._residency.is_there(found.resident):
+            found = await asyncio.to_thread(self._inspect, manifest, limit_bytes)
+        self._inspections[key] = found
+        while len(self._inspections) > MAX_INSPECTIONS:
+            del self._inspections[next(iter(self._inspections))]
+        return found
 
     async def _bring_back(self, key: Key) -> None:
         """Load again what was loaded before the start; it is in the state already."""
