@@ -115,9 +115,10 @@ async def _serve(settings: Settings, worker_command: Sequence[str]) -> int:
     check_exposure(settings, tokens)
     machine = read_machine()
     plan = plan_workers(
-        sorted(os.sched_getaffinity(0)), machine.usable_cores,
-        settings.workers, settings.threads_per_worker,
-    )  # fmt: skip
+        machine.cores, machine.usable_cores, settings.workers, settings.threads_per_worker
+    )
+    if excess := plan.excess(machine.usable_cores):
+        _log.warning(excess)
     # What is entered last is closed first: workers, control plane, admin plane, store.
     async with contextlib.AsyncExitStack() as stack:
         store = await asyncio.to_thread(_open_store, settings.store)

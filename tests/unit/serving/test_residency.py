@@ -1,4 +1,4 @@
-"""Residency: objects that are in RAM, locked there, brought back, and let go. Real files and pages."""
+"""Residency: objects brought into RAM, locked there, and let go; on real files and pages."""
 
 from __future__ import annotations
 
