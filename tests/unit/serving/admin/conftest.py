@@ -109,6 +109,7 @@ class FakeInspector:
     def __init__(self) -> None:
         self.refused: dict[str, str] = {}
         self.private_bytes = 0
+        self.resident: dict[str, int] = {}
         self.calls: list[str] = []
         self.limits: list[int] = []
         self.gate = threading.Event()
@@ -123,7 +124,7 @@ class FakeInspector:
         if manifest.graph in self.refused:
             raise LoadFailed(self.refused[manifest.graph])
         return Inspection(SIGNATURE, True, "rows are independent", False, 0.001, 0.01,
-                          self.private_bytes)  # fmt: skip
+                          self.private_bytes, resident=self.resident)  # fmt: skip
 
 
 def digest_of(data: bytes) -> str:
