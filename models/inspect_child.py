@@ -16,13 +16,15 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from models import priority
 from models.errors import LoadFailed
 from registry.ident import digest_hex
 from registry.manifest import Json, JsonObject, Manifest, parse_manifest
 
 _PR_SET_PDEATHSIG: Final = 1
 _OPEN_FILES: Final = 256
-_NICE: Final = 10
+# Workers add less: what was never served yet goes first.
+_OOM_SCORE: Final = 600
 
 
 def main() -> int:
@@ -119,7 +121,8 @@ def _confine(cpu_s: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (_OPEN_FILES, _OPEN_FILES))
-    os.nice(_NICE)
+    priority.step_back_process()
+    priority.die_before_parent(_OOM_SCORE)
 
 
 def _limit_memory(more_bytes: int) -> None:

@@ -56,12 +56,16 @@ _SETTINGS: Final = _object(
 _MEMORY: Final[dict[str, Document]] = {
     "disk_bytes": _COUNT,
     "weight_bytes": _COUNT,
+    "object_bytes": _COUNT | {"description": "Kept in RAM for it: graph, weights, packed weights."},
     "unique_bytes": _COUNT,
     "shared_bytes": _COUNT,
+    "shared_with": _array(_object({"model": _TEXT, "version": _VERSION})),
     "private_bytes_per_worker": _or_null(_COUNT)
     | {"description": "Null until the first load measured it."},
-    "resident_bytes": _or_null(_COUNT) | {"description": "Null: not measured yet."},
+    "resident_bytes": _COUNT | {"description": "Of object_bytes, as the kernel counts them."},
     "locked_bytes": _COUNT,
+    "mode": _TEXT | {"description": "How workers hold the weights; empty: not loaded."},
+    "mode_reason": _TEXT,
 }
 _FAILED: Final = _array(_object({"model": _TEXT, "version": _VERSION, "reason": _TEXT}))
 
@@ -123,13 +127,17 @@ ANSWER_SCHEMAS: Final[dict[str, Document]] = {
             "needs_bytes": _COUNT,
             "free_bytes": _COUNT,
             "fits": _FLAG,
-            "weight_bytes": _COUNT,
+            "object_bytes": _COUNT,
             "new_bytes": _COUNT,
             "private_bytes_per_worker": _MEMORY["private_bytes_per_worker"],
             "workers": _COUNT,
             "is_estimated": _FLAG | {"description": "needs_bytes is a lower bound."},
             "reason": _TEXT | {"description": "Why it is estimated; else empty."},
-            "would_evict": _array(_object({"model": _TEXT, "version": _VERSION})),
+            "would_evict": _array(
+                _object({"model": _TEXT, "version": _VERSION, "frees_bytes": _COUNT})
+            )
+            | {"description": "What to unload so that it fits; nothing is unloaded by itself."},
+            "fits_after_evicting": _FLAG,
         }
     ),
     "Alias": _object(
@@ -188,7 +196,21 @@ ANSWER_SCHEMAS: Final[dict[str, Document]] = {
             "budget_bytes": _COUNT,
             "committed_bytes": _COUNT,
             "free_bytes": _COUNT,
-            "unreleased_bytes": _COUNT,
+            "unreleased_bytes": _or_null(_COUNT)
+            | {"description": "Null: the last unload could not be measured."},
+            "last_unload": _or_null(
+                _object(
+                    {
+                        "model": _TEXT,
+                        "version": _VERSION,
+                        "unreleased_bytes": _or_null(_COUNT),
+                        "reason": _TEXT,
+                    }
+                )
+            ),
+            "resident_bytes": _COUNT,
+            "locked_bytes": _COUNT,
+            "workers": _COUNT,
             "versions": _array(_object({"model": _TEXT, "version": _VERSION, **_MEMORY})),
         }
     ),

@@ -99,14 +99,17 @@ class AdminCalls(TrafficCalls):
 
     async def list_models(self, _: Request) -> Response:
         """List all models with their versions, aliases and routes."""
+        await self._control.residency.count()
         return json_response(self._views.models())
 
     async def show_model(self, request: Request) -> Response:
         """Show one model."""
+        await self._control.residency.count()
         return json_response(self._views.model(model_in(request)))
 
     async def show_version(self, request: Request) -> Response:
         """Show one version."""
+        await self._control.residency.count()
         return json_response(self._views.version(*version_in(request)))
 
     async def publish_version(self, request: Request) -> Response:
@@ -179,6 +182,7 @@ class AdminCalls(TrafficCalls):
 
     async def show_memory(self, _: Request) -> Response:
         """Show the memory ledger."""
+        await self._control.residency.count()
         return json_response(self._views.memory())
 
     async def list_workers(self, _: Request) -> Response:

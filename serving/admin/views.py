@@ -13,6 +13,8 @@ from registry.rollout import Route
 from registry.store import VersionRecord
 from serving.control.control_plane import ControlPlane
 from serving.control.ledger import VersionMemory
+from serving.control.residency import InRam
+from serving.fleet import SERVING
 from serving.settings import Settings
 
 # Triton has no word for a version that failed: its reason says so.
@@ -23,7 +25,6 @@ TRITON_STATES: Final[Mapping[State, str]] = {
     State.DRAINING: "UNLOADING",
     State.FAILED: "UNAVAILABLE",
 }
-SERVING_WORKER: Final = "serving"
 
 
 class AdminViews:
@@ -91,7 +92,10 @@ class AdminViews:
             "traffic": 0 if route is None else route.traffic.weight_of(record.version),
             "is_shadow": route is not None and record.version in route.traffic.shadow,
             "is_previous": route is not None and route.is_previous(record.version),
-            "memory": _memory_json(memory.get(key) or self._control.ledger.at_rest(record)),
+            "memory": _memory_json(
+                memory.get(key) or self._control.ledger.at_rest(record),
+                self._control.residency.of(key),
+            ),
             "load_s": self._control.loads.load_s.get(key),
             "batching": None if inspection is None else {
                 "allowed": inspection.is_batchable, "reason": inspection.batch_reason,
@@ -100,10 +104,11 @@ class AdminViews:
 
     def memory(self) -> JsonObject:
         """Return the ledger: all that is reserved, in sum and by version."""
-        ledger = self._control.ledger
+        ledger, residency = self._control.ledger, self._control.residency
+        in_ram, last = residency.total(), ledger.last_unload
         committed = ledger.committed_bytes()
         versions: list[Json] = [
-            {"model": key[0], "version": key[1], **_memory_json(item)}
+            {"model": key[0], "version": key[1], **_memory_json(item, residency.of(key))}
             for key, item in ledger.versions().items()
         ]
         return {
@@ -111,8 +116,15 @@ class AdminViews:
             "committed_bytes": committed,
             "free_bytes": max(0, ledger.budget_bytes - committed),
             "unreleased_bytes": ledger.unreleased_bytes(),
+            "last_unload": None if last is None else {
+                "model": last.key[0], "version": last.key[1],
+                "unreleased_bytes": last.unreleased_bytes, "reason": last.reason,
+            },
+            "resident_bytes": in_ram.resident_bytes,
+            "locked_bytes": in_ram.locked_bytes,
+            "workers": ledger.workers,
             "versions": versions,
-        }
+        }  # fmt: skip
 
     def workers(self) -> JsonObject:
         """Return every worker slot."""
@@ -163,7 +175,7 @@ class AdminViews:
     def _unready_reason(self, failed: int) -> str:
         if not self._control.writer.is_restored:
             return "what was loaded before the start is still being loaded again"
-        if not any(worker.state == SERVING_WORKER for worker in self._control.workers()):
+        if not any(worker.state == SERVING for worker in self._control.workers()):
             return "no worker serves yet"
         if failed and self._settings.ready_requires == "all":
             return f"{failed} versions FAILED, and ready_requires is 'all'"
@@ -180,14 +192,20 @@ def settings_json(model: ModelState) -> JsonObject:
     return asdict(model.settings)
 
 
-def _memory_json(memory: VersionMemory) -> JsonObject:
-    # Nothing locks or measures residency yet, and a made-up number would be worse than none.
+def _memory_json(memory: VersionMemory, in_ram: InRam | None) -> JsonObject:
+    shared_with: list[Json] = [
+        {"model": model, "version": version} for model, version in memory.shared_with
+    ]
     return {
         "disk_bytes": memory.disk_bytes,
         "weight_bytes": memory.weight_bytes,
+        "object_bytes": memory.object_bytes,
         "unique_bytes": memory.unique_bytes,
         "shared_bytes": memory.shared_bytes,
+        "shared_with": shared_with,
         "private_bytes_per_worker": memory.private_bytes_per_worker,
-        "resident_bytes": None,
-        "locked_bytes": 0,
+        "resident_bytes": in_ram.resident_bytes if in_ram else 0,
+        "locked_bytes": in_ram.locked_bytes if in_ram else 0,
+        "mode": memory.mode,
+        "mode_reason": memory.mode_reason,
     }

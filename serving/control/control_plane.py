@@ -16,6 +16,7 @@ from registry.budget import Plan
 from registry.desired import ModelState
 from registry.errors import Conflict
 from registry.events import Event, utc_now
+from registry.ident import digest_hex
 from registry.lifecycle import State
 from registry.manifest import Manifest
 from registry.store import GcReport, Store, VerifyReport, VersionRecord
@@ -23,6 +24,7 @@ from serving.auth import SERVER, Actor
 from serving.control.ledger import Ledger
 from serving.control.operations import Operation, Operations
 from serving.control.plan_runner import PlanRunner
+from serving.control.residency import Residency
 from serving.control.rolling import RollingRestart
 from serving.control.state_writer import Note, StateWriter
 from serving.control.traffic_control import TrafficControl
@@ -58,11 +60,20 @@ class ControlPlane:
         self.fleet = fleet
         self.writer = StateWriter(store, fleet)
         self.ledger = Ledger(self.writer, budget_bytes, workers)
+        self.residency = Residency(
+            lambda digest: store.objects_dir / digest_hex(digest),
+            bytes_per_s=settings.prefault_bytes_per_s,
+            is_locking=settings.memory_lock == "auto",
+            threads=settings.concurrent_loads,
+        )
+        self._residency_check_s = settings.residency_check_s
         self.operations = Operations(utc_now)
         self.loads = VersionLoads(
             self.writer,
             self.ledger,
+            self.residency,
             inspect,
+            concurrent_loads=settings.concurrent_loads,
             inspect_memory_bytes=settings.inspect_memory,
             load_timeout_s=settings.load_timeout_s,
             drain_timeout_s=settings.drain_timeout_s,
@@ -88,6 +99,8 @@ class ControlPlane:
         self.fleet.on_quarantine(self._on_quarantine)
         await writer.announce()
         self._restore = self._spawn(self.loads.restore(), "restore")
+        if self._residency_check_s:
+            self._spawn(self._keep_resident(), "residency")
 
     async def restored(self) -> None:
         """Return when everything that was loaded before the start is READY or FAILED."""
@@ -100,6 +113,7 @@ class ControlPlane:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
+        self.residency.close()
         await self.writer.close()
 
     async def before_respawn(self) -> None:
@@ -278,6 +292,13 @@ class ControlPlane:
                 f"{model}/{version} cannot be deleted: its {operation.kind} is under way "
                 f"(operation {operation.id}): try again when it has ended"
             )
+
+    async def _keep_resident(self) -> None:
+        """Bring evicted weights back now and then; what cannot be read any more FAILS."""
+        while True:
+            await asyncio.sleep(self._residency_check_s)
+            if await self.residency.check():
+                await self.loads.check_objects()
 
     async def _fail_at_start(self, key: desired.Key, reason: str) -> None:
         note = Note("restore_failed", *key, SERVER, reason)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -12,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
+from models import priority
 from models.errors import LoadFailed
-from models.memory import resident_anonymous_bytes, trim
 from models.servable import Loader, LoadSpec, Servable
 from models.signature import Signature
 from registry.lifecycle import State
@@ -21,6 +20,7 @@ from registry.serving_map import ModelView, ServingMap, Snapshot, VersionView
 from serving.fleet import VersionKey, VersionReport
 from serving.target import Target, TargetVersion
 from serving.workers.messages import Report
+from serving.workers.private_memory import PrivateMemory
 
 _log = logging.getLogger(__name__)
 # A batcher gets this long to end the runs that outlasted the drain; they are terminated first.
@@ -189,7 +189,13 @@ class Reconciler(Generic[S]):
         self._loaded: dict[VersionKey, S] = {}
         self._reports: dict[VersionKey, VersionReport] = {}
         self._removals: dict[VersionKey, _Removal[S]] = {}
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="loads")
+        self._memory = PrivateMemory()
+        self._unreleased: dict[VersionKey, int] = {}
+        self._thread = ThreadPoolExecutor(
+            1, thread_name_prefix="loads",
+            # With more threads the session's own pool would be started here and inherit it.
+            initializer=priority.step_back_thread if threads == 1 else None,
+        )  # fmt: skip
         self.is_loading = False
 
     def set_target(self, target: Target) -> None:
@@ -220,7 +226,9 @@ class Reconciler(Generic[S]):
                 self._changed.clear()
                 target = self._wanted
                 if target is not None and await self._make_true(target):
-                    self._report(Report(target.generation, self._reports_of(target)))
+                    unreleased, self._unreleased = self._unreleased, {}
+                    reports = self._reports_of(target)
+                    self._report(Report(target.generation, reports, unreleased))
         finally:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
@@ -267,9 +275,9 @@ class Reconciler(Generic[S]):
             await asyncio.wait([removal.task])
         self._mark_loading(key)
         self.is_loading = True
-        before_bytes, started = resident_anonymous_bytes(os.getpid()), time.monotonic()
+        started = time.monotonic()
         try:
-            servable = await self._in_thread(self._open, version)
+            servable, private_bytes = await self._in_thread(self._open, version)
             served = self._build(version, servable)
         except LoadFailed as error:
             self._fail(key, str(error))
@@ -278,23 +286,27 @@ class Reconciler(Generic[S]):
             self._fail(key, f"loading ended with an internal error: {type(error).__name__}")
         else:
             self._reports[key] = VersionReport(
-                State.READY, "", time.monotonic() - started,
-                max(0, resident_anonymous_bytes(os.getpid()) - before_bytes),
-            )  # fmt: skip
+                State.READY, "", time.monotonic() - started, private_bytes
+            )
             self._settle_load(key, served)
         finally:
             self._mark_loading(None)
             self.is_loading = False
         self._refresh()
 
-    def _open(self, version: TargetVersion) -> Servable:
+    def _open(self, version: TargetVersion) -> tuple[Servable, int]:
+        """Load in the loads' thread; return the private memory that it took, too."""
         spec = LoadSpec(
             version.model, version.version, version.manifest,
             self._objects_dir, self._threads, version.inspection,
         )  # fmt: skip
-        servable = self._loader.load(spec)
-        trim()
-        return servable
+        self._memory.begin()
+        try:
+            servable = self._loader.load(spec)
+        except BaseException:
+            self._memory.failed()
+            raise
+        return servable, self._memory.loaded((version.model, version.version))
 
     def _fail(self, key: VersionKey, reason: str) -> None:
         self._reports[key] = VersionReport(State.FAILED, reason)
@@ -335,23 +347,25 @@ class Reconciler(Generic[S]):
             is_drained = False
         removal.is_closing = True
         try:
-            await self._close(removal.served, is_drained=is_drained)
+            await self._close(key, removal.served, is_drained=is_drained)
         except Exception:  # noqa: BLE001 - a version that cannot close must not block its successors
             _log.exception("unload failed", extra={"model": model, "version": version})
         finally:
             del self._removals[key]
             self._forget(key)
 
-    async def _close(self, served: S, *, is_drained: bool) -> None:
+    async def _close(self, key: VersionKey, served: S, *, is_drained: bool) -> None:
         if not is_drained:
             served.servable.terminate()
         await served.batcher.close(CLOSE_TIMEOUT_S)
-        await self._in_thread(_close_and_trim, served.servable)
+        self._unreleased[key] = await self._in_thread(self._shut, (key, served.servable))
+
+    def _shut(self, what: tuple[VersionKey, Servable]) -> int:
+        """Close in the loads' thread; return what the version did not give back."""
+        key, servable = what
+        self._memory.begin()
+        servable.close()
+        return self._memory.unloaded(key)
 
     async def _in_thread(self, function: Callable[[A], R], argument: A) -> R:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, argument)
-
-
-def _close_and_trim(servable: Servable) -> None:
-    servable.close()
-    trim()

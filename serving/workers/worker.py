@@ -20,6 +20,7 @@ from typing import Final
 
 import uvloop
 
+from models import priority
 from models.memory import trim
 from models.servable import Loader, Servable
 from registry.serving_map import ServingMap
@@ -50,6 +51,8 @@ MAX_RUNS: Final = 32
 # After max_run_s a run is told to end and has some seconds for it; one that goes on past this
 # holds a thread and a version for good, and only a new process helps.
 STUCK_AFTER_S: Final = 10.0
+# A worker comes back with all it held; without the parent there is nothing to come back to.
+OOM_SCORE: Final = 300
 
 
 class Worker:
@@ -274,8 +277,10 @@ def _reason(error: BaseException) -> str:
 
 def onnx_loader(threads: int) -> Loader:
     """Return the loader of ONNX Runtime; imported here, in the worker, and nowhere earlier."""
-    from models.runtime.onnx import OnnxLoader
+    from models.runtime.onnx import OnnxLoader, prime
 
+    # What the first session of a process takes for good is no version's private memory.
+    prime(threads)
     return OnnxLoader(threads)
 
 
@@ -293,6 +298,7 @@ def main(
     queue = ConnectionQueue.of_fds(sender_fd, receiver_fd)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    priority.die_before_parent(OOM_SCORE)
     is_busy = uvloop.run(_live(listener_fd, wire_fd, metrics_fd, queue, loader_factory))
     if is_busy:
         # A thread inside native code ends when it likes, or never; a normal exit waits for it.

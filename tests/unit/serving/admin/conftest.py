@@ -34,6 +34,10 @@ SIGNATURE = Signature(
 )
 
 
+# Without the look for evicted pages, which goes on for ever, so that a test can await all tasks.
+QUIET = Settings(residency_check_s=0)
+
+
 class FakeFleet:
     """Holds every target at once, unless told to wait or to refuse a version."""
 
@@ -41,6 +45,7 @@ class FakeFleet:
         self.targets: list[Target] = []
         self.refused: dict[VersionKey, str] = {}
         self.private_bytes: dict[VersionKey, int] = {}
+        self.left_bytes: dict[VersionKey, Mapping[int, int]] = {}
         self.is_stuck = False
         self.before_time_out: Callable[[], Awaitable[None]] | None = None
         self.stuck_on: VersionKey | None = None
@@ -99,6 +104,9 @@ class FakeFleet:
     def workers(self) -> tuple[WorkerInfo, ...]:
         return self.slots
 
+    def unreleased(self, key: VersionKey) -> Mapping[int, int]:
+        return self.left_bytes.get(key, {0: 0})
+
     def on_quarantine(self, callback: Callable[[str, int, str], None]) -> None:
         self._callback = callback
 
@@ -114,6 +122,7 @@ class FakeInspector:
         self.refused: dict[str, str] = {}
         self.signatures: dict[str, Signature] = {}
         self.private_bytes = 0
+        self.resident: dict[str, int] = {}
         self.calls: list[str] = []
         self.limits: list[int] = []
         self.gate = threading.Event()
@@ -129,7 +138,7 @@ class FakeInspector:
             raise LoadFailed(self.refused[manifest.graph])
         signature = self.signatures.get(manifest.graph, SIGNATURE)
         return Inspection(signature, True, "rows are independent", False, 0.001, 0.01,
-                          self.private_bytes)  # fmt: skip
+                          self.private_bytes, resident=self.resident)  # fmt: skip
 
 
 def digest_of(data: bytes) -> str:
@@ -221,7 +230,7 @@ def make_world(tmp_path: Path) -> Callable[..., World]:
     """Make further worlds, which the test starts and stops itself."""
 
     def make(root: Path | None = None, files: Files | None = None) -> World:
-        return World(root or tmp_path / "store", Settings(), files=files or UnsyncedFiles())
+        return World(root or tmp_path / "store", QUIET, files=files or UnsyncedFiles())
 
     return make
 
@@ -229,7 +238,7 @@ def make_world(tmp_path: Path) -> Callable[..., World]:
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     """A started world with an empty store."""
-    made = World(tmp_path / "store", Settings())
+    made = World(tmp_path / "store", QUIET)
     await made.start()
     yield made
     await made.stop()

@@ -100,7 +100,7 @@ async def test_c02_version_over_the_budget_is_refused_with_the_plan(world):
     world.control.ledger.budget_bytes = 1000
     await world.push("m", b"graph", b"w" * 1001)
 
-    with pytest.raises(OverBudget, match="needs at least 1001 bytes") as caught:
+    with pytest.raises(OverBudget, match="needs at least 1006 bytes") as caught:
         await world.load("m", 1)
 
     assert caught.value.plan["free_bytes"] == 1000
@@ -114,7 +114,7 @@ async def test_private_memory_counts_for_each_worker(world):
     world.inspector.private_bytes = 501
     await world.push("m", b"graph")
 
-    with pytest.raises(OverBudget, match="needs 1002 bytes"):
+    with pytest.raises(OverBudget, match="needs 1007 bytes"):
         await world.load("m", 1)
 
 
@@ -127,7 +127,7 @@ async def test_shared_weights_are_reserved_once(world):
     await world.load("m", 2)
 
     memory = world.control.ledger.versions()["m", 2]
-    assert world.control.ledger.committed_bytes() == 1003
+    assert world.control.ledger.committed_bytes() == 1009
     assert (memory.unique_bytes, memory.shared_bytes) == (3, 1000)
 
 
@@ -137,7 +137,8 @@ async def test_measured_private_memory_replaces_a_smaller_guess(world):
     world.fleet.private_bytes["m", 1] = 400
     await world.push_loaded("m", 1)
 
-    assert world.control.ledger.committed_bytes() == 800
+    graph_bytes = world.control.writer.record("m", 1).disk_bytes
+    assert world.control.ledger.committed_bytes() == graph_bytes + 800
 
 
 async def test_damaged_object_is_found_before_anything_is_loaded(world):
@@ -234,12 +235,12 @@ async def test_c10_unload_ends_when_the_workers_gave_it_back(world):
 
     assert operation.is_running
     assert world.control.status("m", 2)[0] == "DRAINING"
-    assert world.control.ledger.unreleased_bytes() == 100
+    assert world.control.ledger.unreleased_bytes() == 103
     world.fleet.gate.set()
     await operation.wait()
     assert (operation.state, operation.progress) == ("succeeded", 1.0)
     assert world.control.status("m", 2)[0] == "UNLOADED"
-    assert world.control.ledger.committed_bytes() == 0
+    assert world.control.ledger.committed_bytes() == len(b"m graph 0")
 
 
 async def test_unload_of_a_failed_version_forgets_the_failure(world):
@@ -731,10 +732,10 @@ async def test_unload_that_cannot_be_written_leaves_the_version_counted_once(mak
         await world.unload("m", 2)
 
     ledger = world.control.ledger
-    assert (ledger.committed_bytes(), ledger.unreleased_bytes()) == (100, 0)
+    assert (ledger.committed_bytes(), ledger.unreleased_bytes()) == (112, 0)
     assert world.control.status("m", 2)[0] == "READY"
     await world.unload("m", 2)
-    assert ledger.committed_bytes() == 0
+    assert ledger.committed_bytes() == len(b"m graph 0")
     await world.stop()
 
 
@@ -764,7 +765,7 @@ async def test_plan_knows_private_memory_from_an_earlier_load(world):
 
     plan = world.control.plan("m", 2)
 
-    assert (plan.private_bytes_per_worker, plan.needs_bytes) == (10, 20)
+    assert (plan.private_bytes_per_worker, plan.needs_bytes) == (10, 29)
     assert (plan.is_estimated, plan.reason) == (False, "")
 
 
@@ -781,9 +782,9 @@ async def test_plan_of_what_is_loaded_needs_nothing_more(world):
 
 
 async def test_inspection_gets_what_the_weights_leave(world):
-    """The child may take as much private memory as the budget has beside the weights."""
+    """The child may take as much private memory as the budget has beside graph and weights."""
     world.control.ledger.budget_bytes = 1000
     await world.push("m", b"one", b"w" * 600)
     await world.load("m", 1)
 
-    assert world.inspector.limits == [400]
+    assert world.inspector.limits == [397]

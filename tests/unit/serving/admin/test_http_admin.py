@@ -333,7 +333,7 @@ async def test_load_that_ends_badly_has_the_status_of_its_cause(world, client):
 
     assert await error_of(refused, 400) == "no such operator: Nope"
     assert refused.json()["operation"]["state"] == "failed"
-    assert "needs at least 2000 bytes" in await error_of(large, 507)
+    assert "needs at least 2003 bytes" in await error_of(large, 507)
     assert large.json()["plan"]["free_bytes"] == 1000
     plan = (await client.post(f"{MODELS}/m/versions/2:plan")).json()
     assert (plan["fits"], plan["needs_bytes"], plan["would_evict"]) == (False, 2003, [])
@@ -376,8 +376,8 @@ async def test_memory_and_workers_are_shown(world, client):
     memory = (await client.get("/admin/v1/memory")).json()
     workers = (await client.get("/admin/v1/workers")).json()
 
-    assert (memory["committed_bytes"], memory["unreleased_bytes"]) == (100, 0)
-    assert memory["free_bytes"] == memory["budget_bytes"] - 100
+    assert (memory["committed_bytes"], memory["unreleased_bytes"]) == (103, 0)
+    assert memory["free_bytes"] == memory["budget_bytes"] - 103
     assert memory["versions"][0]["unique_bytes"] == 100
     assert workers["workers"] == [
         {"slot": 0, "pid": 41, "state": "serving", "generation": 1, "cpus": [0], "restarts": 0,

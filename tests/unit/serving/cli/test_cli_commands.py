@@ -128,10 +128,20 @@ def test_unload_and_plan(ramrack, server: FakeServer):
         (200, {"needs_bytes": 2048, "free_bytes": 1024, "fits": False, "new_bytes": 1024,
                "private_bytes_per_worker": 512})
     ]  # fmt: skip
-    code, out, _ = ramrack("plan", "m", "1")
+    code, out, err = ramrack("plan", "m", "1")
     assert code == 0
     assert "2.0 KiB" in out
     assert out.splitlines()[-1].split() == ["fits", "no"]
+    assert "nothing can be unloaded" in err
+    server.answers["POST", "/admin/v1/models/m/versions/1:plan"] = [
+        (200, {"needs_bytes": 2048, "free_bytes": 1024, "fits": False, "new_bytes": 1024,
+               "private_bytes_per_worker": 512, "fits_after_evicting": True,
+               "would_evict": [{"model": "n", "version": 7, "frees_bytes": 3072}]})
+    ]  # fmt: skip
+    code, out, err = ramrack("plan", "m", "1")
+    assert "an unload of n/7 gives" in out.splitlines()[-1]
+    assert "3.0 KiB" in out.splitlines()[-1]
+    assert "ramrack unload makes that room" in err
     server.answers["POST", "/admin/v1/models/m/versions/1:plan"] = [
         (200, {"needs_bytes": 2048, "free_bytes": 4096, "fits": True, "new_bytes": 1024,
                "private_bytes_per_worker": None, "is_estimated": True, "reason": "not measured"})
