@@ -10,8 +10,8 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,10 +21,11 @@ from registry import layout
 from registry.documents import read_document, write_document
 from registry.errors import Corrupt, InvalidInput, StoreFailed, StoreFull
 from registry.events import Event, EventLog, parse_event
-from registry.files import Files, ReadOnlyFiles, disk_errors
+from registry.files import Files, ReadOnlyFiles, discard, disk_errors, temporary_path
 from registry.ident import shown
 from registry.manifest import JsonObject, Manifest
 from registry.objects import ObjectPool
+from registry.packed import PackedIndex
 from registry.uploads import Upload
 from registry.versions import VersionRecord, VersionTable
 
@@ -77,12 +78,14 @@ class Store:
         self._files = files
         self._lock_file = lock
         self._temporary_dir = root / layout.TEMPORARY_DIR
+        self._reserve_bytes = reserve_bytes
         self._document_lock = threading.Lock()
         self._log_lock = threading.Lock()
         self._objects = ObjectPool(
             self.objects_dir, self._temporary_dir, files, monotonic_s, reserve_bytes
         )
         self._versions = VersionTable(root / layout.MODELS_DIR, self._temporary_dir, files)
+        self.packed = PackedIndex(root / layout.PACKED_DIR, self._temporary_dir, files)
         self.events = EventLog(root / layout.EVENTS_FILE, files, is_read_only=lock is None)
         self._unlogged = self._compare_with_log()
 
@@ -151,6 +154,28 @@ class Store:
         """
         return self._objects.begin_upload(digest, size_bytes)
 
+    def release_objects(self, digests: Iterable[str]) -> None:
+        """End the leases of objects that an entry of ``packed`` now holds."""
+        self._objects.release(digests)
+
+    @contextmanager
+    def scratch(self, count: int) -> Iterator[tuple[Path, ...]]:
+        """Yield names for ``count`` files beside the objects, which are gone after the block.
+
+        What a crash leaves of them goes when the store is opened next.
+        """
+        paths = tuple(temporary_path(self._temporary_dir.resolve()) for _ in range(count))
+        try:
+            yield paths
+        finally:
+            for path in paths:
+                discard(self._files, path)
+
+    def room_bytes(self) -> int:
+        """Return what may be written before uploads are refused; 0 where the disk is full."""
+        with disk_errors("read the free space"):
+            return max(0, self._files.free_bytes(self.objects_dir) - self._reserve_bytes)
+
     def verify_objects(
         self,
         digests: Iterable[str],
@@ -170,7 +195,8 @@ class Store:
         present = self._objects.digests()
         damaged = {f"{m}/{v}": reason for (m, v), reason in self._versions.damaged().items()}
         objects = total_bytes = 0
-        for digest in sorted({*present, *self._versions.used_digests()}):
+        used = {*self._versions.used_digests(), *self.packed.used_digests()}
+        for digest in sorted({*present, *used}):
             before = total_bytes
 
             def report(count: int, before: int = before) -> None:
@@ -229,17 +255,19 @@ class Store:
         """Remove a version; its number is never given again, its objects go with ``gc``."""
         self._versions.delete(model, version)
 
-    def gc(self, keep: frozenset[str] = frozenset()) -> GcReport:
+    def gc(self, keep: frozenset[str] = frozenset(), environment: str = "") -> GcReport:
         """Drop the objects that no version uses; those uploaded or asked for lately stay.
 
+        What was packed goes with its version, and where it is of another than ``environment``.
         ``keep``: further digests to spare. Safe at any moment. Raises Corrupt, and drops nothing,
         while a version's record is unreadable: what that one uses cannot be known.
         """
         for (model, version), reason in self._versions.damaged().items():
             if version:
                 raise Corrupt(f"gc is off while version {version} of model {model} is: {reason}")
+        self.packed.drop(self._versions.contents(), environment)
         objects, dropped_bytes = self._objects.collect(
-            lambda digest: digest in keep or self._versions.is_used(digest)
+            lambda digest: digest in keep or self._is_used(digest)
         )
         return GcReport(objects, dropped_bytes)
 
@@ -266,7 +294,10 @@ class Store:
 
     def _is_wanted(self, digest: str) -> bool:
         """Tell whether a missing or damaged object is a loss: a version needs it, or it shows."""
-        return self._versions.is_used(digest) or digest in self._objects.digests()
+        return self._is_used(digest) or digest in self._objects.digests()
+
+    def _is_used(self, digest: str) -> bool:
+        return self._versions.is_used(digest) or self.packed.is_used(digest)
 
     def _document_path(self, name: str) -> Path:
         if not _DOCUMENT_NAME.fullmatch(name):

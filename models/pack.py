@@ -1,0 +1,349 @@
+"""How workers hold a version's weights: mapped as they are, packed once for all, or each its own.
+
+A kernel that wants weights in another order copies them, in each worker and for each version. So
+what it would copy is written to the store once and mapped by all, where measuring shows that this
+saves memory and costs no time. Packed objects depend on the processor and on the runtime: they are
+a cache, built anew from the version whenever they are missing, damaged or of another machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import platform
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from typing import Final
+
+from models.errors import LoadFailed
+from models.inspect import Limits, ask_child, check_private_bytes, inspect_version
+from models.packed_object import PackedObject, parse_packed_object
+from models.servable import Inspection, parse_inspection
+from registry.errors import Corrupt, InvalidInput, RegistryError, StoreFull
+from registry.manifest import JsonObject, Manifest
+from registry.packed import PackedEntry
+from registry.store import Store
+
+MIB: Final = 1 << 20
+# Raised whenever what is packed, measured or chosen changes, so that nothing older is used.
+FORMAT: Final = 1
+# What a plain session of any graph takes, within noise; below it there is nothing to save.
+FLOOR_BYTES: Final = 4 * MIB
+MIN_SHARE: Final = 0.05
+# Of its private memory, a form has to save so much, and may cost so much more time.
+MAX_LEFT: Final = 0.3
+MAX_RATIO: Final = 1.03
+TOLERANCE: Final = 1e-6
+# What packing writes, at most, for each byte of weights: the runtime's file, then the objects.
+_FILE_FACTOR: Final = 4
+_ROOM_FACTOR: Final = 4
+_CPU_INFO: Final = Path("/proc/cpuinfo")
+_log = logging.getLogger(__name__)
+
+
+def environment(threads: int) -> str:
+    """Return all that packed weights depend on beside the version: runtime, processor, threads."""
+    runtime = installed_version("onnxruntime")
+    kernel = f"{platform.machine()}, instructions {_instructions(_read_cpu_info())}"
+    return f"form {FORMAT}, onnxruntime {runtime}, {kernel}, {threads} threads"
+
+
+class VersionInspector:
+    """Inspects versions, packs their weights where that pays, and remembers both.
+
+    Blocking; for any thread, and for several at once: what they build is named by its content.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        threads: int,
+        timeout_s: float,
+        cancelled: threading.Event | None = None,
+    ) -> None:
+        self._store = store
+        self._objects_dir = store.objects_dir.resolve()
+        self._threads = threads
+        self._timeout_s = timeout_s
+        self._cancelled = cancelled or threading.Event()
+        self.environment = environment(threads)
+
+    def __call__(self, manifest: Manifest, memory_bytes: int) -> Inspection:
+        """Return what is known or found out of a version whose objects are intact.
+
+        ``memory_bytes``: private memory that it may take. Raises LoadFailed.
+        """
+        inspection = self._remembered(manifest)
+        if inspection is None:
+            inspection, objects = self._find_out(manifest, memory_bytes)
+            check_private_bytes(inspection, memory_bytes)
+            self._remember(manifest, inspection, objects)
+        check_private_bytes(inspection, memory_bytes)
+        return inspection
+
+    def is_current(self, manifest: Manifest, inspection: Inspection) -> bool:
+        """Tell whether a version may be opened as an inspection of an earlier start says."""
+        return not inspection.graph or self._remembered(manifest) == inspection
+
+    def _remembered(self, manifest: Manifest) -> Inspection | None:
+        entry = self._store.packed.find(manifest.content_digest, self.environment)
+        if entry is None:
+            return None
+        try:
+            self._store.verify_objects(entry.objects)
+            return parse_inspection(entry.inspection)
+        except (Corrupt, InvalidInput, KeyError, TypeError, ValueError) as error:
+            _log.warning("weights are packed anew: %s", error)
+            return None
+
+    def _remember(
+        self, manifest: Manifest, inspection: Inspection, objects: Sequence[str]
+    ) -> None:
+        entry = PackedEntry(
+            manifest.content_digest, self.environment, tuple(objects), inspection.to_json()
+        )
+        try:
+            self._store.packed.add(entry)
+        except RegistryError as error:
+            _log.warning("what was found out is not kept for the next start: %s", error)
+            return
+        self._store.release_objects(objects)
+
+    def _find_out(self, manifest: Manifest, memory_bytes: int) -> tuple[Inspection, Sequence[str]]:
+        deadline = time.monotonic() + self._timeout_s
+
+        def limits() -> Limits:
+            # The plain session copies weights that nothing else has mapped yet.
+            most = memory_bytes + manifest.weight_bytes
+            return Limits(most, max(1.0, deadline - time.monotonic()), self._threads)
+
+        plain = inspect_version(manifest, self._objects_dir, limits(), self._cancelled)
+        if reason := reason_not_to_pack(manifest.weight_bytes, plain.private_bytes):
+            return replace(plain, mode=reason.mode, mode_reason=reason.text), ()
+        built, why_not = _EMPTY, ""
+        try:
+            built = self._build(manifest, limits())
+        except (LoadFailed, RegistryError) as error:
+            if self._cancelled.is_set():
+                raise
+            why_not = _why_not(error)
+        try:
+            measured = self._compare(manifest, built, limits())
+        except LoadFailed as error:
+            if self._cancelled.is_set():
+                raise
+            return _private(plain, why_not or f"packing failed: {error}"), ()
+        chosen = choose(measured, why_not)
+        if chosen.mode == "packed":
+            return _packed(plain, built, measured["packed"], chosen.text), built.digests
+        if chosen.mode == "mapped":
+            bare = inspect_version(
+                manifest, self._objects_dir, limits(), self._cancelled, has_prepacking=False
+            )
+            return replace(bare, mode="mapped", mode_reason=chosen.text), ()
+        return _private(plain, chosen.text), ()
+
+    def _build(self, manifest: Manifest, limits: Limits) -> _Built:
+        """Let a child pack, and take what it made into the store. Raises also RegistryError."""
+        needs, room = _ROOM_FACTOR * manifest.weight_bytes, self._store.room_bytes()
+        if needs > room:
+            raise StoreFull(f"it needs up to {needs} bytes of disk, {room} are free")
+        with self._store.scratch(2) as (graph_path, data_path):
+            request: JsonObject = {
+                "task": "pack", "graph_path": str(graph_path), "data_path": str(data_path),
+            }  # fmt: skip
+            file_bytes = _FILE_FACTOR * manifest.weight_bytes + 64 * MIB
+            found = ask_child(
+                request, manifest, self._objects_dir, limits, self._cancelled, file_bytes
+            )
+            try:
+                objects = [parse_packed_object(item) for item in _list(found["objects"])]
+                resident = {str(k): int(str(v)) for k, v in dict(found["resident"]).items()}  # type: ignore[arg-type]
+            except (KeyError, TypeError, ValueError, InvalidInput):
+                raise LoadFailed("the inspection process gave no proper answer") from None
+            graph = graph_path.read_bytes()
+            with data_path.open("rb") as data:
+                for item in objects:
+                    self._keep(item, data.fileno())
+        digest = "sha256:" + hashlib.sha256(graph).hexdigest()
+        with self._store.begin_upload(digest, len(graph)) as upload:
+            upload.write(graph)
+            upload.commit()
+        resident[digest] = len(graph)
+        return _Built(digest, (digest, *(item.digest for item in objects)), resident)
+
+    def _keep(self, item: PackedObject, descriptor: int) -> None:
+        """Store an object unless it is there and intact; a version that shares it is why."""
+        if self._store.object_size(item.digest) is not None:
+            try:
+                self._store.verify_objects([item.digest])
+            except Corrupt:
+                _log.warning("packed object %s is damaged and is stored again", item.digest)
+            else:
+                return
+        with self._store.begin_upload(item.digest, item.size_bytes) as upload:
+            for chunk in item.chunks(descriptor):
+                if self._cancelled.is_set():
+                    raise LoadFailed("the inspection was cancelled")
+                upload.write(chunk)
+            upload.commit()
+
+    def _compare(
+        self, manifest: Manifest, built: _Built, limits: Limits
+    ) -> Mapping[str, Measured]:
+        request: JsonObject = {
+            "task": "compare",
+            "packed_graph": built.graph,
+            "packed_bytes": 2 * sum(built.resident.values()) + 64 * MIB,
+        }
+        found = ask_child(request, manifest, self._objects_dir, limits, self._cancelled)
+        try:
+            return {name: _measured(item) for name, item in found.items()}
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise LoadFailed("the inspection process gave no proper answer") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A mode, and in words why it is this one."""
+
+    mode: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One form of a version; ``ratios`` and ``run_s`` by rows, the ratio to the plain form."""
+
+    load_s: float
+    private_bytes: int
+    difference: float
+    ratios: Mapping[int, float]
+    run_s: Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Built:
+    graph: str
+    digests: tuple[str, ...]
+    resident: Mapping[str, int]
+
+
+_EMPTY: Final = _Built("", (), {})
+
+
+def reason_not_to_pack(weight_bytes: int, private_bytes: int) -> Choice | None:
+    """Return the mode of a version that packing could not make smaller, None where it could."""
+    if private_bytes <= max(FLOOR_BYTES, MIN_SHARE * weight_bytes):
+        if not weight_bytes:
+            return Choice("private", "it is small: its weights stand in the graph itself")
+        return Choice(
+            "mapped",
+            f"of {_mib(weight_bytes)} of weights the runtime copies less than "
+            f"{_mib(max(private_bytes, MIB))}",
+        )
+    if weight_bytes < FLOOR_BYTES:
+        return Choice("private", "its weights stand in the graph itself, which nothing maps")
+    return None
+
+
+def choose(measured: Mapping[str, Measured], why_not_packed: str = "") -> Choice:
+    """Return the form to serve: mapped, else packed, where it saves memory and costs no time."""
+    plain = measured["private"]
+    reasons = []
+    for mode, saves in (
+        ("mapped", "the runtime needs no copy of its weights"),
+        ("packed", "packed once for all workers"),
+    ):
+        form = measured.get(mode)
+        if form is None:
+            reasons.append(why_not_packed)
+            continue
+        if reason := _why_not_this(mode, form, plain):
+            reasons.append(reason)
+            continue
+        slowest = max(form.ratios.values(), default=1.0)
+        sizes = ", ".join(map(str, form.ratios))
+        return Choice(
+            mode,
+            f"{saves}: {_mib(form.private_bytes)} private instead of "
+            f"{_mib(plain.private_bytes)}, at most {slowest:.2f} x the time at {sizes} rows",
+        )
+    return Choice("private", "; ".join(reason for reason in reversed(reasons) if reason))
+
+
+def _why_not_this(mode: str, form: Measured, plain: Measured) -> str:
+    if form.private_bytes > MAX_LEFT * plain.private_bytes:
+        return (
+            f"{mode} saves too little: {_mib(form.private_bytes)} private instead of "
+            f"{_mib(plain.private_bytes)}"
+        )
+    if form.difference > TOLERANCE and mode == "packed":
+        return f"{mode} answers differently, by {form.difference:.1g} of the largest value"
+    for rows, ratio in form.ratios.items():
+        if ratio > MAX_RATIO:
+            return f"{mode} takes {ratio:.2f} x the time at {rows} rows"
+    return ""
+
+
+def _packed(plain: Inspection, built: _Built, form: Measured, reason: str) -> Inspection:
+    return replace(
+        plain,
+        mode="packed",
+        mode_reason=reason,
+        graph=built.graph,
+        resident=built.resident,
+        private_bytes=form.private_bytes,
+        load_s=form.load_s,
+    )
+
+
+def _private(plain: Inspection, reason: str) -> Inspection:
+    return replace(plain, mode="private", mode_reason=reason)
+
+
+def _why_not(error: LoadFailed | RegistryError) -> str:
+    if isinstance(error, StoreFull):
+        return f"no room to pack: {error}"
+    return f"packing failed: {error}"
+
+
+def _measured(document: object) -> Measured:
+    if not isinstance(document, dict):
+        raise TypeError("not an object")
+    return Measured(
+        load_s=float(document["load_s"]),
+        private_bytes=int(document["private_bytes"]),
+        difference=float(document["difference"]),
+        ratios={int(rows): float(ratio) for rows, ratio in document["ratios"].items()},
+        run_s={int(rows): float(seconds) for rows, seconds in document["run_s"].items()},
+    )
+
+
+def _list(value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise TypeError("not a list")
+    return value
+
+
+def _mib(count: int) -> str:
+    return f"{count / MIB:.0f} MiB" if count >= 10 * MIB else f"{count / MIB:.1f} MiB"
+
+
+def _read_cpu_info() -> str:
+    try:
+        return _CPU_INFO.read_text()
+    except OSError:
+        return platform.processor()
+
+
+def _instructions(cpu_info: str) -> str:
+    """Return a name for the processor's instruction set: its model and flags, not its clock."""
+    kept = ("flags", "features", "model name", "vendor_id", "cpu part", "cpu implementer")
+    lines = {line for line in cpu_info.splitlines() if line.lower().startswith(kept)}
+    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16]
+
