@@ -92,9 +92,7 @@ def _measure(
     trim()
     before = anonymous_bytes()
     start = time.perf_counter()
-    session = runtime.open_session(
-        graph, threads, has_prepacking=bool(request["has_prepacking"])
-    )
+    session = runtime.open_session(graph, threads, has_prepacking=bool(request["has_prepacking"]))
     load_s = time.perf_counter() - start
     runtime.check_session(session, signature)
     probed = probe(runtime.OnnxServable(session, signature).run, signature, reason)

@@ -23,21 +23,15 @@ from models.errors import LoadFailed
 from models.inspect import Limits, ask_child, check_private_bytes, inspect_version
 from models.packed_object import PackedObject, parse_packed_object
 from models.servable import Inspection, parse_inspection
+from models.weight_mode import MIB, Measured, choose, parse_measured, reason_not_to_pack
 from registry.errors import Corrupt, InvalidInput, RegistryError, StoreFull
+from registry.ident import check_digest
 from registry.manifest import JsonObject, Manifest
 from registry.packed import PackedEntry
 from registry.store import Store
 
-MIB: Final = 1 << 20
 # Raised whenever what is packed, measured or chosen changes, so that nothing older is used.
 FORMAT: Final = 1
-# What a plain session of any graph takes, within noise; below it there is nothing to save.
-FLOOR_BYTES: Final = 4 * MIB
-MIN_SHARE: Final = 0.05
-# Of its private memory, a form has to save so much, and may cost so much more time.
-MAX_LEFT: Final = 0.3
-MAX_RATIO: Final = 1.03
-TOLERANCE: Final = 1e-6
 # What packing writes, at most, for each byte of weights: the runtime's file, then the objects.
 _FILE_FACTOR: Final = 4
 _ROOM_FACTOR: Final = 4
@@ -70,7 +64,7 @@ class VersionInspector:
         self._threads = threads
         self._timeout_s = timeout_s
         self._cancelled = cancelled or threading.Event()
-        self.environment = environment(threads)
+        self._environment = store.packed.environment = environment(threads)
 
     def __call__(self, manifest: Manifest, memory_bytes: int) -> Inspection:
         """Return what is known or found out of a version whose objects are intact.
@@ -85,12 +79,8 @@ class VersionInspector:
         check_private_bytes(inspection, memory_bytes)
         return inspection
 
-    def is_current(self, manifest: Manifest, inspection: Inspection) -> bool:
-        """Tell whether a version may be opened as an inspection of an earlier start says."""
-        return not inspection.graph or self._remembered(manifest) == inspection
-
     def _remembered(self, manifest: Manifest) -> Inspection | None:
-        entry = self._store.packed.find(manifest.content_digest, self.environment)
+        entry = self._store.packed.find(manifest.content_digest)
         if entry is None:
             return None
         try:
@@ -100,11 +90,9 @@ class VersionInspector:
             _log.warning("weights are packed anew: %s", error)
             return None
 
-    def _remember(
-        self, manifest: Manifest, inspection: Inspection, objects: Sequence[str]
-    ) -> None:
+    def _remember(self, manifest: Manifest, inspection: Inspection, objects: Sequence[str]) -> None:
         entry = PackedEntry(
-            manifest.content_digest, self.environment, tuple(objects), inspection.to_json()
+            manifest.content_digest, self._environment, tuple(objects), inspection.to_json()
         )
         try:
             self._store.packed.add(entry)
@@ -161,8 +149,7 @@ class VersionInspector:
                 request, manifest, self._objects_dir, limits, self._cancelled, file_bytes
             )
             try:
-                objects = [parse_packed_object(item) for item in _list(found["objects"])]
-                resident = {str(k): int(str(v)) for k, v in dict(found["resident"]).items()}  # type: ignore[arg-type]
+                objects, resident = _described(found)
             except (KeyError, TypeError, ValueError, InvalidInput):
                 raise LoadFailed("the inspection process gave no proper answer") from None
             graph = graph_path.read_bytes()
@@ -192,9 +179,7 @@ class VersionInspector:
                 upload.write(chunk)
             upload.commit()
 
-    def _compare(
-        self, manifest: Manifest, built: _Built, limits: Limits
-    ) -> Mapping[str, Measured]:
+    def _compare(self, manifest: Manifest, built: _Built, limits: Limits) -> Mapping[str, Measured]:
         request: JsonObject = {
             "task": "compare",
             "packed_graph": built.graph,
@@ -202,28 +187,9 @@ class VersionInspector:
         }
         found = ask_child(request, manifest, self._objects_dir, limits, self._cancelled)
         try:
-            return {name: _measured(item) for name, item in found.items()}
+            return {name: parse_measured(item) for name, item in found.items()}
         except (KeyError, TypeError, ValueError, AttributeError):
             raise LoadFailed("the inspection process gave no proper answer") from None
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A mode, and in words why it is this one."""
-
-    mode: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """One form of a version; ``ratios`` and ``run_s`` by rows, the ratio to the plain form."""
-
-    load_s: float
-    private_bytes: int
-    difference: float
-    ratios: Mapping[int, float]
-    run_s: Mapping[int, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,60 +200,6 @@ class _Built:
 
 
 _EMPTY: Final = _Built("", (), {})
-
-
-def reason_not_to_pack(weight_bytes: int, private_bytes: int) -> Choice | None:
-    """Return the mode of a version that packing could not make smaller, None where it could."""
-    if private_bytes <= max(FLOOR_BYTES, MIN_SHARE * weight_bytes):
-        if not weight_bytes:
-            return Choice("private", "it is small: its weights stand in the graph itself")
-        return Choice(
-            "mapped",
-            f"of {_mib(weight_bytes)} of weights the runtime copies less than "
-            f"{_mib(max(private_bytes, MIB))}",
-        )
-    if weight_bytes < FLOOR_BYTES:
-        return Choice("private", "its weights stand in the graph itself, which nothing maps")
-    return None
-
-
-def choose(measured: Mapping[str, Measured], why_not_packed: str = "") -> Choice:
-    """Return the form to serve: mapped, else packed, where it saves memory and costs no time."""
-    plain = measured["private"]
-    reasons = []
-    for mode, saves in (
-        ("mapped", "the runtime needs no copy of its weights"),
-        ("packed", "packed once for all workers"),
-    ):
-        form = measured.get(mode)
-        if form is None:
-            reasons.append(why_not_packed)
-            continue
-        if reason := _why_not_this(mode, form, plain):
-            reasons.append(reason)
-            continue
-        slowest = max(form.ratios.values(), default=1.0)
-        sizes = ", ".join(map(str, form.ratios))
-        return Choice(
-            mode,
-            f"{saves}: {_mib(form.private_bytes)} private instead of "
-            f"{_mib(plain.private_bytes)}, at most {slowest:.2f} x the time at {sizes} rows",
-        )
-    return Choice("private", "; ".join(reason for reason in reversed(reasons) if reason))
-
-
-def _why_not_this(mode: str, form: Measured, plain: Measured) -> str:
-    if form.private_bytes > MAX_LEFT * plain.private_bytes:
-        return (
-            f"{mode} saves too little: {_mib(form.private_bytes)} private instead of "
-            f"{_mib(plain.private_bytes)}"
-        )
-    if form.difference > TOLERANCE and mode == "packed":
-        return f"{mode} answers differently, by {form.difference:.1g} of the largest value"
-    for rows, ratio in form.ratios.items():
-        if ratio > MAX_RATIO:
-            return f"{mode} takes {ratio:.2f} x the time at {rows} rows"
-    return ""
 
 
 def _packed(plain: Inspection, built: _Built, form: Measured, reason: str) -> Inspection:
@@ -312,26 +224,14 @@ def _why_not(error: LoadFailed | RegistryError) -> str:
     return f"packing failed: {error}"
 
 
-def _measured(document: object) -> Measured:
-    if not isinstance(document, dict):
-        raise TypeError("not an object")
-    return Measured(
-        load_s=float(document["load_s"]),
-        private_bytes=int(document["private_bytes"]),
-        difference=float(document["difference"]),
-        ratios={int(rows): float(ratio) for rows, ratio in document["ratios"].items()},
-        run_s={int(rows): float(seconds) for rows, seconds in document["run_s"].items()},
+def _described(found: JsonObject) -> tuple[list[PackedObject], dict[str, int]]:
+    objects, resident = found["objects"], found["resident"]
+    if not isinstance(objects, list) or not isinstance(resident, dict):
+        raise TypeError("not what the child describes")
+    return (
+        [parse_packed_object(item) for item in objects],
+        {check_digest(digest): int(str(count)) for digest, count in resident.items()},
     )
-
-
-def _list(value: object) -> list[object]:
-    if not isinstance(value, list):
-        raise TypeError("not a list")
-    return value
-
-
-def _mib(count: int) -> str:
-    return f"{count / MIB:.0f} MiB" if count >= 10 * MIB else f"{count / MIB:.1f} MiB"
 
 
 def _read_cpu_info() -> str:
@@ -346,4 +246,3 @@ def _instructions(cpu_info: str) -> str:
     kept = ("flags", "features", "model name", "vendor_id", "cpu part", "cpu implementer")
     lines = {line for line in cpu_info.splitlines() if line.lower().startswith(kept)}
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16]
-

@@ -76,7 +76,7 @@ class Manifest:
         """``sha256:HEX`` over what a runtime opens: graph, tensors, signature; not the name."""
         content: JsonObject = {
             "graph": self.graph,
-            "tensors": sorted({entry.digest for entry in self.tensors}),
+            "tensors": [*sorted({entry.digest for entry in self.tensors})],
             "signature": self.signature,
             "runtime": self.runtime,
         }

@@ -50,15 +50,18 @@ class PackedIndex:
         self._temporary_dir = temporary_dir
         self._files = files
         self._lock = threading.Lock()
+        # That of this process; set by what builds and looks entries up, empty where nothing does.
+        self.environment = ""
         self._entries = _read(folder)
         self._uses: Counter[str] = Counter(
             digest for entry in self._entries.values() for digest in entry.objects
         )
 
-    def find(self, source: str, environment: str) -> PackedEntry | None:
+    def find(self, source: str) -> PackedEntry | None:
         """Return the entry of a content, None where there is none that holds here and now."""
         entry = self._entries.get(source)
-        return entry if entry is not None and entry.environment == environment else None
+        is_ours = entry is not None and entry.environment == self.environment
+        return entry if is_ours else None
 
     def add(self, entry: PackedEntry) -> None:
         """Keep an entry in the place of an older one of the same content.
@@ -82,17 +85,14 @@ class PackedIndex:
                 self._files, self._temporary_dir, self._path(entry.source), document, _WHAT
             )
 
-    def drop(self, sources: Collection[str], environment: str) -> None:
-        """Drop every entry whose content is not in ``sources``, or of another environment.
-
-        ``environment`` empty: not known, all are kept.
-        """
+    def drop(self, sources: Collection[str]) -> None:
+        """Drop every entry whose content is not in ``sources``, or of another environment."""
         with self._lock, disk_errors(f"clean {_WHAT}"):
             stale = [
                 entry
                 for entry in self._entries.values()
                 if entry.source not in sources
-                or (environment and entry.environment != environment)
+                or (self.environment and entry.environment != self.environment)
             ]
             for entry in stale:
                 with suppress(FileNotFoundError):

@@ -255,17 +255,17 @@ class Store:
         """Remove a version; its number is never given again, its objects go with ``gc``."""
         self._versions.delete(model, version)
 
-    def gc(self, keep: frozenset[str] = frozenset(), environment: str = "") -> GcReport:
+    def gc(self, keep: frozenset[str] = frozenset()) -> GcReport:
         """Drop the objects that no version uses; those uploaded or asked for lately stay.
 
-        What was packed goes with its version, and where it is of another than ``environment``.
+        What was packed goes with its version, and once it is of another machine or runtime.
         ``keep``: further digests to spare. Safe at any moment. Raises Corrupt, and drops nothing,
         while a version's record is unreadable: what that one uses cannot be known.
         """
         for (model, version), reason in self._versions.damaged().items():
             if version:
                 raise Corrupt(f"gc is off while version {version} of model {model} is: {reason}")
-        self.packed.drop(self._versions.contents(), environment)
+        self.packed.drop(self._versions.contents())
         objects, dropped_bytes = self._objects.collect(
             lambda digest: digest in keep or self._is_used(digest)
         )

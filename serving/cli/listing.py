@@ -21,8 +21,8 @@ from serving.client.errors import ClientError
 
 _LS_COLUMNS = ("model", "version", "state", "aliases", "traffic", "size", "published", "reason")
 _PS_COLUMNS = (
-    "model", "version", "state", "aliases", "traffic", "weights", "shared", "private", "requests",
-    "failed", "reason",
+    "model", "version", "state", "aliases", "traffic", "weights", "held", "shared", "private",
+    "requests", "failed", "reason",
 )  # fmt: skip
 
 
@@ -129,6 +129,7 @@ def _ps_row(version: dict[str, Any]) -> list[object]:
         ", ".join(version["aliases"]),
         _traffic(version),
         size_text(memory.get("weight_bytes")),
+        (version.get("weights") or {}).get("mode", "-"),
         size_text(memory.get("shared_bytes")),
         size_text(memory.get("private_bytes_per_worker")) + " a worker",
         requests.get("succeeded", "-"),

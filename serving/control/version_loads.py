@@ -25,6 +25,7 @@ from registry.rollout import Stamp
 from serving.auth import SERVER, Actor
 from serving.control.ledger import Ledger
 from serving.control.operations import Operation
+from serving.control.packed_forms import PackedForms
 from serving.control.state_writer import Note, StateWriter
 from serving.errors import DeadlineExpired, ServingError, message_of
 from serving.fleet import VersionReport
@@ -54,6 +55,7 @@ class VersionLoads:
         self._writer = writer
         self._ledger = ledger
         self._inspect = inspect
+        self._forms = PackedForms(writer, ledger.budget_bytes)
         self._inspect_memory_bytes = inspect_memory_bytes
         self._load_timeout_s = load_timeout_s
         self._drain_timeout_s = drain_timeout_s + DRAIN_GRACE_S
@@ -115,7 +117,7 @@ class VersionLoads:
         operation.at("loading in the workers", 0.6)
         document = inspection.to_json()
         await writer.change(lambda s, _: desired.begin_load(s, *key, document), None)
-        await self._loaded(key)
+        await self._forms.prove(key, await self._loaded(key))
         operation.at("switching on", 0.95)
         note = Note("load", *key, actor, reason)
         await writer.change(lambda s, stamp: desired.finish_load(s, *key, stamp), note)
@@ -126,6 +128,7 @@ class VersionLoads:
         writer = self._writer
         digests = writer.record(*key).manifest.object_digests
         await asyncio.to_thread(writer.store.verify_objects, digests)
+        await self._forms.renew(key, self._inspect)
         self._ledger.admit_again(key, writer.restoring)
         writer.warming.add(key)
         writer.restoring.discard(key)
@@ -135,7 +138,7 @@ class VersionLoads:
         finally:
             writer.warming.discard(key)
         await writer.announce()
-        await self._loaded(key)
+        await self._forms.prove(key, await self._loaded(key))
 
     async def restore(self) -> None:
         """Load again everything that the state wants, what answers most first."""
@@ -181,6 +184,8 @@ class VersionLoads:
                 await asyncio.to_thread(self._writer.store.verify_objects, digests)
             except RegistryError as error:
                 await self._take_out_damaged(key, message_of(error))
+            else:
+                await self._forms.check(key)
 
     async def _take_out_damaged(self, key: Key, reason: str) -> None:
         try:
@@ -234,7 +239,7 @@ class VersionLoads:
         if generation is not None:
             await self._settled(generation, self._drain_timeout_s)
 
-    async def _loaded(self, key: Key) -> None:
+    async def _loaded(self, key: Key) -> VersionReport:
         """Return when every worker holds the version as the state wants it, or raise why not."""
         reports = await self._settled(self._writer.state.generation, self._load_timeout_s)
         report = reports.get(key)
@@ -244,6 +249,7 @@ class VersionLoads:
         if report.state != State.READY:
             raise LoadFailed(report.reason or f"a worker reports it {report.state}")
         self._ledger.measure(key, report.private_bytes)
+        return report
 
     async def _settled(self, generation: int, timeout_s: float) -> Mapping[Key, VersionReport]:
         try:
