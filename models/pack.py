@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import platform
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version as installed_version
 from pathlib import Path
@@ -72,12 +73,14 @@ class VersionInspector:
         ``memory_bytes``: private memory that it may take. Raises LoadFailed.
         """
         inspection = self._remembered(manifest)
-        if inspection is None:
-            inspection, objects = self._find_out(manifest, memory_bytes)
+        if inspection is not None:
             check_private_bytes(inspection, memory_bytes)
-            self._remember(manifest, inspection, objects)
-        check_private_bytes(inspection, memory_bytes)
-        return inspection
+            return inspection
+        found = self._find_out(manifest, memory_bytes)
+        check_private_bytes(found.inspection, memory_bytes)
+        if found.is_lasting:
+            self._remember(manifest, found)
+        return found.inspection
 
     def _remembered(self, manifest: Manifest) -> Inspection | None:
         entry = self._store.packed.find(manifest.content_digest)
@@ -90,18 +93,16 @@ class VersionInspector:
             _log.warning("weights are packed anew: %s", error)
             return None
 
-    def _remember(self, manifest: Manifest, inspection: Inspection, objects: Sequence[str]) -> None:
-        entry = PackedEntry(
-            manifest.content_digest, self._environment, tuple(objects), inspection.to_json()
-        )
+    def _remember(self, manifest: Manifest, found: _Found) -> None:
+        source, document = manifest.content_digest, found.inspection.to_json()
         try:
-            self._store.packed.add(entry)
+            self._store.packed.add(PackedEntry(source, self._environment, found.objects, document))
         except RegistryError as error:
             _log.warning("what was found out is not kept for the next start: %s", error)
             return
-        self._store.release_objects(objects)
+        self._store.release_objects(found.objects)
 
-    def _find_out(self, manifest: Manifest, memory_bytes: int) -> tuple[Inspection, Sequence[str]]:
+    def _find_out(self, manifest: Manifest, memory_bytes: int) -> _Found:
         deadline = time.monotonic() + self._timeout_s
 
         def limits() -> Limits:
@@ -110,30 +111,45 @@ class VersionInspector:
             return Limits(most, max(1.0, deadline - time.monotonic()), self._threads)
 
         plain = inspect_version(manifest, self._objects_dir, limits(), self._cancelled)
-        if reason := reason_not_to_pack(manifest.weight_bytes, plain.private_bytes):
-            return replace(plain, mode=reason.mode, mode_reason=reason.text), ()
-        built, why_not = _EMPTY, ""
-        try:
-            built = self._build(manifest, limits())
-        except (LoadFailed, RegistryError) as error:
-            if self._cancelled.is_set():
-                raise
-            why_not = _why_not(error)
+        if choice := reason_not_to_pack(manifest.weight_bytes, plain.private_bytes):
+            return _Found(replace(plain, mode=choice.mode, mode_reason=choice.text))
+        built, why_not = self._try_to_build(manifest, limits())
         try:
             measured = self._compare(manifest, built, limits())
         except LoadFailed as error:
-            if self._cancelled.is_set():
-                raise
-            return _private(plain, why_not or f"packing failed: {error}"), ()
-        chosen = choose(measured, why_not)
-        if chosen.mode == "packed":
-            return _packed(plain, built, measured["packed"], chosen.text), built.digests
-        if chosen.mode == "mapped":
-            bare = inspect_version(
+            self._check_cancelled(error)
+            reason = why_not or f"its forms could not be compared: {error}"
+            return _Found(replace(plain, mode_reason=reason), is_lasting=False)
+        choice = choose(measured, why_not)
+        if choice.mode == "mapped":
+            plain = inspect_version(
                 manifest, self._objects_dir, limits(), self._cancelled, has_prepacking=False
             )
-            return replace(bare, mode="mapped", mode_reason=chosen.text), ()
-        return _private(plain, chosen.text), ()
+        found = replace(plain, mode=choice.mode, mode_reason=choice.text)
+        if choice.mode == "packed":
+            form = measured["packed"]
+            found = replace(
+                found, graph=built.graph, resident=built.resident, load_s=form.load_s,
+                private_bytes=form.private_bytes,
+            )  # fmt: skip
+            return _Found(found, built.digests)
+        return _Found(found, is_lasting=not why_not)
+
+    def _try_to_build(self, manifest: Manifest, limits: Limits) -> tuple[_Built, str]:
+        """Return what was packed, or why nothing was: no reason for a version not to load."""
+        try:
+            return self._build(manifest, limits), ""
+        except StoreFull as error:
+            return _NOTHING, f"no room to pack: {error}"
+        except (LoadFailed, RegistryError) as error:
+            self._check_cancelled(error)
+            return _NOTHING, f"packing failed: {error}"
+        except OSError as error:
+            return _NOTHING, f"packing failed: {os.strerror(error.errno or 0)}"
+
+    def _check_cancelled(self, error: Exception) -> None:
+        if self._cancelled.is_set():
+            raise error
 
     def _build(self, manifest: Manifest, limits: Limits) -> _Built:
         """Let a child pack, and take what it made into the store. Raises also RegistryError."""
@@ -187,7 +203,11 @@ class VersionInspector:
         }
         found = ask_child(request, manifest, self._objects_dir, limits, self._cancelled)
         try:
-            return {name: parse_measured(item) for name, item in found.items()}
+            return {
+                name: parse_measured(item)
+                for name, item in found.items()
+                if name != "packed" or built.graph
+            }
         except (KeyError, TypeError, ValueError, AttributeError):
             raise LoadFailed("the inspection process gave no proper answer") from None
 
@@ -199,29 +219,16 @@ class _Built:
     resident: Mapping[str, int]
 
 
-_EMPTY: Final = _Built("", (), {})
+_NOTHING: Final = _Built("", (), {})
 
 
-def _packed(plain: Inspection, built: _Built, form: Measured, reason: str) -> Inspection:
-    return replace(
-        plain,
-        mode="packed",
-        mode_reason=reason,
-        graph=built.graph,
-        resident=built.resident,
-        private_bytes=form.private_bytes,
-        load_s=form.load_s,
-    )
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """``is_lasting``: another try on this machine would find the same."""
 
-
-def _private(plain: Inspection, reason: str) -> Inspection:
-    return replace(plain, mode="private", mode_reason=reason)
-
-
-def _why_not(error: LoadFailed | RegistryError) -> str:
-    if isinstance(error, StoreFull):
-        return f"no room to pack: {error}"
-    return f"packing failed: {error}"
+    inspection: Inspection
+    objects: tuple[str, ...] = ()
+    is_lasting: bool = True
 
 
 def _described(found: JsonObject) -> tuple[list[PackedObject], dict[str, int]]:
