@@ -110,14 +110,15 @@ def _measure(
 
 
 def _pack(request: dict[str, Any]) -> JsonObject:
-    from models.pack_child import pack
+    from models.pack_child import compact, pack
 
     manifest = parse_manifest(request["manifest"])
     # Beside the tensors it maps what it writes.
     _limit_memory(
         int(request["memory_bytes"]) + _mapped_bytes(manifest) + int(request["file_bytes"])
     )
-    return pack(
+    write = compact if request["is_compact"] else pack
+    return write(
         manifest,
         Path(request["objects_dir"]),
         threads=int(request["threads"]),

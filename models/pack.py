@@ -24,7 +24,15 @@ from models.errors import LoadFailed
 from models.inspect import Limits, ask_child, check_private_bytes, inspect_version
 from models.packed_object import PackedObject, parse_packed_object
 from models.servable import Inspection, parse_inspection
-from models.weight_mode import MIB, Measured, choose, parse_measured, reason_not_to_pack
+from models.weight_mode import (
+    MIB,
+    Measured,
+    choose,
+    choose_compact,
+    is_in_graph,
+    parse_measured,
+    reason_not_to_pack,
+)
 from registry.errors import Corrupt, InvalidInput, RegistryError, StoreFull
 from registry.ident import check_digest
 from registry.manifest import JsonObject, Manifest
@@ -113,14 +121,15 @@ class VersionInspector:
         plain = inspect_version(manifest, self._objects_dir, limits(), self._cancelled)
         if choice := reason_not_to_pack(manifest.weight_bytes, plain.private_bytes):
             return _Found(replace(plain, mode=choice.mode, mode_reason=choice.text))
-        built, why_not = self._try_to_build(manifest, limits())
+        is_compact = is_in_graph(manifest.weight_bytes)
+        built, why_not = self._try_to_build(manifest, limits(), is_compact=is_compact)
         try:
             measured = self._compare(manifest, built, limits())
         except LoadFailed as error:
             self._check_cancelled(error)
             reason = why_not or f"its forms could not be compared: {error}"
             return _Found(replace(plain, mode_reason=reason), is_lasting=False)
-        choice = choose(measured, why_not)
+        choice = (choose_compact if is_compact else choose)(measured, why_not)
         if choice.mode == "mapped":
             plain = inspect_version(
                 manifest, self._objects_dir, limits(), self._cancelled, has_prepacking=False
@@ -129,16 +138,22 @@ class VersionInspector:
         if choice.mode == "packed":
             form = measured["packed"]
             found = replace(
-                found, graph=built.graph, resident=built.resident, load_s=form.load_s,
+                found,
+                mode="private" if is_compact else "packed",
+                graph=built.graph,
+                resident=built.resident,
+                load_s=form.load_s,
                 private_bytes=form.private_bytes,
-            )  # fmt: skip
+            )
             return _Found(found, built.digests)
         return _Found(found, is_lasting=not why_not)
 
-    def _try_to_build(self, manifest: Manifest, limits: Limits) -> tuple[_Built, str]:
+    def _try_to_build(
+        self, manifest: Manifest, limits: Limits, *, is_compact: bool
+    ) -> tuple[_Built, str]:
         """Return what was packed, or why nothing was: no reason for a version not to load."""
         try:
-            return self._build(manifest, limits), ""
+            return self._build(manifest, limits, is_compact=is_compact), ""
         except StoreFull as error:
             return _NOTHING, f"no room to pack: {error}"
         except (LoadFailed, RegistryError) as error:
@@ -151,16 +166,19 @@ class VersionInspector:
         if self._cancelled.is_set():
             raise error
 
-    def _build(self, manifest: Manifest, limits: Limits) -> _Built:
+    def _build(self, manifest: Manifest, limits: Limits, *, is_compact: bool) -> _Built:
         """Let a child pack, and take what it made into the store. Raises also RegistryError."""
-        needs, room = _ROOM_FACTOR * manifest.weight_bytes, self._store.room_bytes()
+        graph_bytes = self._store.object_size(manifest.graph) or 0
+        source_bytes = manifest.weight_bytes + graph_bytes
+        needs, room = _ROOM_FACTOR * source_bytes, self._store.room_bytes()
         if needs > room:
             raise StoreFull(f"it needs up to {needs} bytes of disk, {room} are free")
         with self._store.scratch(2) as (graph_path, data_path):
             request: JsonObject = {
-                "task": "pack", "graph_path": str(graph_path), "data_path": str(data_path),
+                "task": "pack", "is_compact": is_compact,
+                "graph_path": str(graph_path), "data_path": str(data_path),
             }  # fmt: skip
-            file_bytes = _FILE_FACTOR * manifest.weight_bytes + 64 * MIB
+            file_bytes = _FILE_FACTOR * source_bytes + 64 * MIB
             found = ask_child(
                 request, manifest, self._objects_dir, limits, self._cancelled, file_bytes
             )
@@ -176,7 +194,8 @@ class VersionInspector:
         with self._store.begin_upload(digest, len(graph)) as upload:
             upload.write(graph)
             upload.commit()
-        resident[digest] = len(graph)
+        # Read at a load only, as the graph of any version that holds its weights itself.
+        resident[digest] = 0 if is_compact else len(graph)
         return _Built(digest, (digest, *(item.digest for item in objects)), resident)
 
     def _keep(self, item: PackedObject, descriptor: int) -> None:

@@ -86,21 +86,37 @@ def pack(
     return {"objects": described, "resident": {**resident}}
 
 
+def compact(
+    manifest: Manifest, objects_dir: Path, *, threads: int, graph_path: Path, data_path: Path
+) -> JsonObject:
+    """Write the graph in the runtime's own format; answers as ``pack`` does.
+
+    For weights that stand in attributes, as trees do: of this format the runtime keeps only what
+    its kernels made of them, of the other the attributes as well. Raises LoadFailed.
+    """
+    options = runtime.session_options(threads)
+    options.optimized_model_filepath = str(graph_path)
+    options.add_session_config_entry("session.save_model_format", "ORT")
+    for path in (graph_path, data_path):
+        path.touch(mode=0o600)
+    runtime.create_session(objects_dir / digest_hex(manifest.graph), options)
+    return {"objects": [], "resident": {}}
+
+
 def compare(
     manifest: Manifest, objects_dir: Path, *, threads: int, packed_graph: str
 ) -> JsonObject:
     """Open a version in each form and say what each takes: by name, see ``_Form.to_json``.
 
     Forms are ``private`` (the plain one), ``mapped`` (without packing at load) and ``packed``,
-    where ``packed_graph`` is the digest of a graph that ``pack`` made.
+    where ``packed_graph`` is the digest of a graph that ``pack`` or ``compact`` made.
     """
     signature = parse_signature(manifest.signature)
     plain = objects_dir / digest_hex(manifest.graph)
     runtime.prime(threads)
-    forms = [
-        _Form("private", plain, signature, threads),
-        _Form("mapped", plain, signature, threads, has_prepacking=False),
-    ]
+    forms = [_Form("private", plain, signature, threads)]
+    if manifest.tensors:
+        forms.append(_Form("mapped", plain, signature, threads, has_prepacking=False))
     if packed_graph:
         packed = objects_dir / digest_hex(packed_graph)
         forms.append(_Form("packed", packed, signature, threads, is_packed=True))

@@ -12,6 +12,8 @@ FLOOR_BYTES: Final = 4 * MIB
 MIN_SHARE: Final = 0.05
 # Of its private memory, a form has to save so much, and may cost so much more time.
 MAX_LEFT: Final = 0.3
+# A format that every worker copies all the same has to save this much of it only.
+MAX_COMPACT: Final = 0.8
 MAX_RATIO: Final = 1.03
 TOLERANCE: Final = 1e-6
 
@@ -45,9 +47,31 @@ def reason_not_to_pack(weight_bytes: int, private_bytes: int) -> Choice | None:
             f"of {_mib(weight_bytes)} of weights the runtime copies less than "
             f"{_mib(max(private_bytes, MIB))}",
         )
-    if weight_bytes < FLOOR_BYTES:
-        return Choice("private", "its weights stand in the graph itself, which nothing maps")
     return None
+
+
+def is_in_graph(weight_bytes: int) -> bool:
+    """Tell whether what takes the memory stands in the graph itself, which nothing maps."""
+    return weight_bytes < FLOOR_BYTES
+
+
+def choose_compact(measured: Mapping[str, Measured], why_not: str = "") -> Choice:
+    """Return whether to serve weights of the graph itself in the runtime's own format.
+
+    ``packed`` in the answer is that format. Each worker has its own copy in either.
+    """
+    plain, form = measured["private"], measured.get("packed")
+    reason = why_not
+    if form is not None:
+        reason = _why_not_this("the runtime's own format", form, plain, MAX_COMPACT)
+    where = "its weights stand in the graph itself, which nothing maps"
+    if form is None or reason:
+        return Choice("private", f"{where}; {reason}")
+    return Choice(
+        "packed",
+        f"{where}: {_mib(form.private_bytes)} private in the runtime's own format instead of "
+        f"{_mib(plain.private_bytes)}",
+    )
 
 
 def choose(measured: Mapping[str, Measured], why_not_packed: str = "") -> Choice:
@@ -62,7 +86,7 @@ def choose(measured: Mapping[str, Measured], why_not_packed: str = "") -> Choice
         if form is None:
             reasons.append(why_not_packed)
             continue
-        if reason := _why_not_this(mode, form, plain):
+        if reason := _why_not_this(mode, form, plain, MAX_LEFT):
             reasons.append(reason)
             continue
         slowest = max(form.ratios.values(), default=1.0)
@@ -75,13 +99,13 @@ def choose(measured: Mapping[str, Measured], why_not_packed: str = "") -> Choice
     return Choice("private", "; ".join(reason for reason in reversed(reasons) if reason))
 
 
-def _why_not_this(mode: str, form: Measured, plain: Measured) -> str:
-    if form.private_bytes > MAX_LEFT * plain.private_bytes:
+def _why_not_this(mode: str, form: Measured, plain: Measured, most: float) -> str:
+    if form.private_bytes > most * plain.private_bytes:
         return (
             f"{mode} saves too little: {_mib(form.private_bytes)} private instead of "
             f"{_mib(plain.private_bytes)}"
         )
-    if form.difference > TOLERANCE and mode == "packed":
+    if form.difference > TOLERANCE and mode != "mapped":
         return f"{mode} answers differently, by {form.difference:.1g} of the largest value"
     for rows, ratio in form.ratios.items():
         if ratio > MAX_RATIO:

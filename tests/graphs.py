@@ -309,3 +309,32 @@ def layers(*seeds: int, width: int = 1024, operator: str = "MatMul") -> onnx.Mod
         [value(name, TensorProto.FLOAT, ("N", width))],
         tensors,
     )
+
+
+def forest(trees: int, depth: int, features: int = 8, seed: int = 0) -> onnx.ModelProto:
+    """Complete trees of random splits, whose weights all stand in attributes of one node."""
+    random = np.random.default_rng(seed)
+    inner, count = 2**depth - 1, 2 ** (depth + 1) - 1
+    nodes = np.tile(np.arange(count), trees)
+    owner = np.repeat(np.arange(trees), count)
+    leaves = np.flatnonzero(nodes >= inner)
+    is_leaf = nodes >= inner
+    values = np.where(is_leaf, 0, random.standard_normal(len(nodes)))
+    node = helper.make_node(
+        "TreeEnsembleRegressor", ["x"], ["y"], domain="ai.onnx.ml", n_targets=1,
+        nodes_treeids=owner.tolist(), nodes_nodeids=nodes.tolist(),
+        nodes_featureids=np.where(is_leaf, 0, random.integers(0, features, len(nodes))).tolist(),
+        nodes_values=values.astype(np.float32).tolist(),
+        nodes_modes=np.where(is_leaf, "LEAF", "BRANCH_LEQ").tolist(),
+        nodes_truenodeids=np.where(is_leaf, 0, nodes * 2 + 1).tolist(),
+        nodes_falsenodeids=np.where(is_leaf, 0, nodes * 2 + 2).tolist(),
+        target_ids=[0] * len(leaves), target_treeids=owner[leaves].tolist(),
+        target_nodeids=nodes[leaves].tolist(),
+        target_weights=random.standard_normal(len(leaves)).astype(np.float32).tolist(),
+    )  # fmt: skip
+    return build(
+        [node],
+        [value("x", TensorProto.FLOAT, ("N", features))],
+        [value("y", TensorProto.FLOAT, ("N", 1))],
+        domains=[("ai.onnx.ml", 3)],
+    )

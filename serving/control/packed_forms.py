@@ -93,10 +93,12 @@ class PackedForms:
 
 
 def _as_published(known: Inspection, reason: str) -> Inspection:
-    """Return a form that nothing has to be built for and that takes no more memory than ``known``.
+    """Return a form that nothing has to be built for, and that shares what can be shared.
 
     Its kernels are others, with which nobody tried batches.
     """
+    if known.mode == "private":
+        return replace(known, mode_reason=reason, graph="", resident={})
     return replace(
         known, mode="mapped", mode_reason=reason, graph="", resident={}, has_prepacking=False,
         is_batchable=False, batch_reason=reason,

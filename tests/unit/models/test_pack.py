@@ -25,7 +25,14 @@ from models.runtime.onnx import OnnxLoader
 from models.servable import Inspection, LoadSpec
 from models.signature import Signature, TensorSpec
 from models.synthetic import first_inputs, make_inputs
-from models.weight_mode import MIB, Measured, choose, reason_not_to_pack
+from models.weight_mode import (
+    MIB,
+    Measured,
+    choose,
+    choose_compact,
+    is_in_graph,
+    reason_not_to_pack,
+)
 from registry.files import Files
 from registry.ident import digest_hex
 from registry.manifest import JsonObject, Manifest, TensorEntry
@@ -58,11 +65,12 @@ class TestChoosing:
         assert reason_not_to_pack(100 * MIB, 12 * MIB) is None
 
     def test_weights_inside_the_graph_are_private(self) -> None:
-        """Trees stand in attributes of nodes: there is nothing to pack, much or little."""
-        for private_bytes in (MIB, 500 * MIB):
-            choice = reason_not_to_pack(0, private_bytes)
-            assert choice is not None
-            assert choice.mode == "private"
+        """Trees stand in attributes of nodes, which nothing maps."""
+        choice = reason_not_to_pack(0, MIB)
+        assert choice is not None
+        assert choice.mode == "private"
+        assert is_in_graph(0)
+        assert not is_in_graph(100 * MIB)
 
     def test_packed_is_chosen_where_it_is_as_fast(self) -> None:
         """It says what it saves and at which sizes it was timed."""
@@ -81,6 +89,13 @@ class TestChoosing:
         """It needs no disk and no second reading at each load."""
         forms = {"private": form(100, 1), "mapped": form(1, 1.0), "packed": form(1, 1.0)}
         assert choose(forms).mode == "mapped"
+
+    @pytest.mark.parametrize(("compact_mib", "mode"), [(25, "packed"), (90, "private")])
+    def test_trees_take_the_format_that_saves(self, compact_mib: float, mode: str) -> None:
+        """The reason says what each worker holds."""
+        choice = choose_compact({"private": form(100, 1), "packed": form(compact_mib, 1)})
+        assert choice.mode == mode
+        assert f"{compact_mib:.0f} MiB private" in choice.text
 
     @pytest.mark.parametrize(
         ("packed", "reason"),
@@ -103,7 +118,7 @@ class FakeChild:
 
     def __init__(self) -> None:
         self.tasks: list[str] = []
-        self.blobs = (b"first blob", b"second blob")
+        self.blobs: tuple[bytes, ...] = (b"first blob", b"second blob")
         self.graph = b"packed graph"
         self.failing: dict[str, str] = {}
         self.lie = False
@@ -212,6 +227,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
     monkeypatch.setattr(pack, "ask_child", child)
     monkeypatch.setattr(pack, "inspect_version", child.inspect)
     monkeypatch.setattr(pack, "reason_not_to_pack", lambda *_: None)
+    monkeypatch.setattr(pack, "is_in_graph", lambda _: False)
     return Desk(tmp_path / "store", child)
 
 
@@ -234,6 +250,16 @@ class TestRemembering:
         with desk.open() as again:
             assert desk.inspect(again, desk.push(again)) == found
         assert len(desk.child.tasks) == 3
+
+    def test_trees_in_another_format_are_private_all_the_same(
+        self, desk: Desk, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The graph that workers open is the compact one, of which serving reads nothing."""
+        monkeypatch.setattr(pack, "is_in_graph", lambda _: True)
+        desk.child.blobs = ()
+        found = desk.inspect(store, desk.push(store))
+        assert (found.mode, found.graph) == ("private", digest_of(desk.child.graph))
+        assert found.resident == {found.graph: 0}
 
     @pytest.mark.parametrize("what", ["threads", "runtime", "processor"])
     def test_another_environment_packs_anew(
@@ -321,7 +347,7 @@ class TestFullDisk:
         monkeypatch.setattr(Files, "free_bytes", lambda *_: 23)
         found = desk.inspect(store, manifest)
         assert found.mode == "private"
-        assert "no room to pack: it needs up to 24 bytes of disk, 23 are free" in found.mode_reason
+        assert "no room to pack: it needs up to 44 bytes of disk, 23 are free" in found.mode_reason
         assert desk.child.tasks == ["inspect", "compare"]
 
     def test_a_disk_that_fills_up_leaves_the_version_private(

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 from models.errors import LoadFailed
 from models.inspect import Limits, ask_child
 from models.memory import anonymous_bytes, trim
-from models.pack_child import compare, pack
+from models.pack_child import compact, compare, pack
 from models.package import Package
 from models.packed_object import PAGE_BYTES, PackedObject, Part, chunks_of, parse_packed_object
 from models.runtime.onnx import OnnxServable, open_session
@@ -238,12 +238,42 @@ class TestPacking:
         package = shelf.put(graphs.layers(1, 2))
         request: JsonObject = {
             "task": "pack",
+            "is_compact": False,
             "graph_path": str(tmp_path / "graph.part"),
             "data_path": str(tmp_path / "data.part"),
         }
         limits = Limits(memory_bytes=256 * MIB, timeout_s=60.0, threads=1)
         with pytest.raises(LoadFailed):
             ask_child(request, package.manifest, shelf.objects_dir, limits, file_bytes=10 * MIB)
+
+
+class TestCompacting:
+    def test_a_forest_keeps_its_answers_and_drops_its_attributes(
+        self, shelf: Shelf, tmp_path: Path
+    ) -> None:
+        """Trees are of each worker whatever is done, but need not be held twice by each."""
+        package = shelf.put(graphs.forest(10, 12))
+        graph, data = tmp_path / "graph.part", tmp_path / "data.part"
+        found = compact(
+            package.manifest, shelf.objects_dir, threads=1, graph_path=graph, data_path=data
+        )
+        assert found == {"objects": [], "resident": {}}
+        signature = parse_signature(package.manifest.signature)
+        taken, answers = [], []
+        for path, is_packed in (
+            (shelf.objects_dir / digest_hex(package.manifest.graph), False),
+            (graph, True),
+        ):
+            trim()
+            before = anonymous_bytes()
+            servable = OnnxServable(open_session(path, 1, is_packed=is_packed), signature)
+            trim()
+            taken.append(anonymous_bytes() - before)
+            style, _ = first_inputs(servable.run, signature)
+            answers.append(servable.run(make_inputs(signature, style, 32))[0])
+            servable.close()
+        assert np.array_equal(*answers)
+        assert taken[1] < 0.6 * taken[0]
 
 
 class TestComparing:
