@@ -128,7 +128,7 @@ def _pack(request: dict[str, Any]) -> JsonObject:
 
 
 def _compare(request: dict[str, Any]) -> JsonObject:
-    from models.pack_child import compare
+    from models.compare_child import compare
 
     manifest = parse_manifest(request["manifest"])
     _limit_memory(
@@ -139,6 +139,7 @@ def _compare(request: dict[str, Any]) -> JsonObject:
         Path(request["objects_dir"]),
         threads=int(request["threads"]),
         packed_graph=str(request["packed_graph"]),
+        packed_objects=frozenset(request["packed_objects"]),
     )
 
 

@@ -14,7 +14,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version as installed_version
 from pathlib import Path
@@ -186,6 +186,7 @@ class VersionInspector:
                 objects, resident = _described(found)
             except (KeyError, TypeError, ValueError, InvalidInput):
                 raise LoadFailed("the inspection process gave no proper answer") from None
+            _check_resident(resident, objects, manifest)
             graph = graph_path.read_bytes()
             with data_path.open("rb") as data:
                 for item in objects:
@@ -218,6 +219,7 @@ class VersionInspector:
         request: JsonObject = {
             "task": "compare",
             "packed_graph": built.graph,
+            "packed_objects": [*built.resident],
             "packed_bytes": 2 * sum(built.resident.values()) + 64 * MIB,
         }
         found = ask_child(request, manifest, self._objects_dir, limits, self._cancelled)
@@ -258,6 +260,17 @@ def _described(found: JsonObject) -> tuple[list[PackedObject], dict[str, int]]:
         [parse_packed_object(item) for item in objects],
         {check_digest(digest): int(str(count)) for digest, count in resident.items()},
     )
+
+
+def _check_resident(
+    resident: Mapping[str, int], objects: Sequence[PackedObject], manifest: Manifest
+) -> None:
+    """Raise LoadFailed where the child counts what is not there: the budget is made of this."""
+    sizes = {entry.digest: entry.size_bytes for entry in manifest.tensors}
+    sizes |= {item.digest: item.size_bytes for item in objects}
+    for digest, count in resident.items():
+        if not 0 <= count <= sizes.get(digest, -1):
+            raise LoadFailed(f"the inspection process counts {count} bytes of object {digest}")
 
 
 def _read_cpu_info() -> str:

@@ -243,14 +243,14 @@ def open_session(
     if is_packed:
         # It was optimised when it was built, and another pass would unmap what it moves.
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        if _is_runtime_format(graph):
+        if is_runtime_format(graph):
             options.add_session_config_entry("session.load_model_format", "ORT")
     if not has_prepacking:
         options.add_session_config_entry("session.disable_prepacking", "1")
     return create_session(graph, options)
 
 
-def _is_runtime_format(graph: Path) -> bool:
+def is_runtime_format(graph: Path) -> bool:
     """Tell a graph in the runtime's own format by the mark that its files carry."""
     try:
         with graph.open("rb") as file:

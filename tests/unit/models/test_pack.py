@@ -122,6 +122,7 @@ class FakeChild:
         self.graph = b"packed graph"
         self.failing: dict[str, str] = {}
         self.lie = False
+        self.count: int | None = None  # bytes of each object that it says are served
         self.lock = threading.Lock()
 
     def __call__(
@@ -158,7 +159,9 @@ class FakeChild:
             items[0] = replace(items[0], digest=digest_of(b"what is not there"))
         return {
             "objects": [item.to_json() for item in items],
-            "resident": {item.digest: item.size_bytes for item in items},
+            "resident": {
+                item.digest: item.size_bytes if self.count is None else self.count for item in items
+            },
         }
 
     def inspect(self, *_: object, has_prepacking: bool = True) -> Inspection:
@@ -318,6 +321,16 @@ class TestDamage:
         found = desk.inspect(store, desk.push(store))
         assert (found.mode, found.graph) == ("private", "")
         assert "packing failed" in found.mode_reason
+
+    @pytest.mark.parametrize("count", [-1, 11])
+    def test_a_child_that_counts_what_is_not_there_is_not_believed(
+        self, desk: Desk, store: Store, count: int
+    ) -> None:
+        """The memory budget is made of these figures."""
+        desk.child.count = count
+        found = desk.inspect(store, desk.push(store))
+        assert (found.mode, found.graph) == ("private", "")
+        assert f"counts {count} bytes" in found.mode_reason
 
     def test_a_child_that_dies_leaves_the_version_private(self, desk: Desk, store: Store) -> None:
         """It served without packing before, and does so again; nothing is left behind."""

@@ -12,10 +12,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from models.compare_child import compare
 from models.errors import LoadFailed
 from models.inspect import Limits, ask_child
 from models.memory import anonymous_bytes, trim
-from models.pack_child import compact, compare, pack
+from models.pack_child import compact, pack
 from models.package import Package
 from models.packed_object import PAGE_BYTES, PackedObject, Part, chunks_of, parse_packed_object
 from models.runtime.onnx import OnnxServable, open_session
@@ -282,7 +283,7 @@ class TestComparing:
         packed = packed_on(shelf, tmp_path, graphs.layers(1, 2))
         found = compare(
             packed.package.manifest, shelf.objects_dir, threads=1,
-            packed_graph="sha256:" + packed.graph.name,
+            packed_graph="sha256:" + packed.graph.name, packed_objects=frozenset(packed.resident),
         )  # fmt: skip
         private, mapped, small = (dict(found[name]) for name in ("private", "mapped", "packed"))  # type: ignore[arg-type]
         assert private["private_bytes"] > 7 * MIB
@@ -291,6 +292,18 @@ class TestComparing:
         assert small["difference"] == 0.0
         assert 0 < mapped["difference"] < 1e-5
         assert set(small["ratios"]) == {"1", "8", "32"}
+
+    def test_a_packed_graph_that_names_other_objects_is_not_opened(
+        self, shelf: Shelf, tmp_path: Path
+    ) -> None:
+        """Who wrote it had opened a pushed graph, and might have been made to write this."""
+        packed = packed_on(shelf, tmp_path, graphs.layers(1, 2))
+        with pytest.raises(LoadFailed, match=r"'w[01]' of the packed graph lies in no object"):
+            compare(
+                packed.package.manifest, shelf.objects_dir, threads=1,
+                packed_graph="sha256:" + packed.graph.name,
+                packed_objects=frozenset(list(packed.resident)[:1]),
+            )  # fmt: skip
 
 
 class TestObjects:
