@@ -140,6 +140,15 @@ def begin_load(
     return _with(state, name, replace(model, loaded=loaded, failed=_without(model.failed, version)))
 
 
+def reinspect(state: DesiredState, name: str, version: int, inspection: JsonObject) -> DesiredState:
+    """Replace what is known of a version in memory; nothing where it left meanwhile."""
+    model = state.model(name)
+    if version not in model.loaded:
+        return state
+    entry = replace(model.loaded[version], inspection=inspection)
+    return _with(state, name, replace(model, loaded={**model.loaded, version: entry}))
+
+
 def finish_load(state: DesiredState, name: str, version: int, stamp: Stamp) -> DesiredState:
     """Let a loaded version answer. The route moves only if there is none or it follows latest."""
     model = state.model(name)

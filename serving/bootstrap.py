@@ -18,11 +18,9 @@ from typing import Final
 
 import uvloop
 
-from models.inspect import Limits, inspect_version
-from models.servable import Inspection
+from models.pack import VersionInspector
 from registry.budget import default_budget_bytes
 from registry.errors import RegistryError, StoreFailed
-from registry.manifest import Manifest
 from registry.store import Store
 from serving.admin.app import create_admin_app
 from serving.auth import SERVER, admin_tokens, check_exposure, data_tokens
@@ -170,8 +168,9 @@ async def _serve(
             is_lasting=inherited.is_lasting, is_successor=former.are_serving,
         )  # fmt: skip
         is_closing = threading.Event()
+        inspect = VersionInspector(store, plan.threads, settings.inspect_timeout_s, is_closing)
         control = ControlPlane(
-            store, supervisor, settings, _inspector(settings, objects_dir, plan, is_closing),
+            store, supervisor, settings, inspect,
             budget_bytes=_budget_bytes(settings, machine), workers=plan.workers,
         )  # fmt: skip
         supervisor.before_respawn(control.before_respawn)
@@ -300,16 +299,6 @@ def _budget_bytes(settings: Settings, machine: Machine) -> int:
             "anything with: end other programs, raise the cgroup's limit, or set memory_budget"
         )
     return budget_bytes
-
-
-def _inspector(
-    settings: Settings, objects_dir: Path, plan: WorkerPlan, is_closing: threading.Event
-) -> Callable[[Manifest, int], Inspection]:
-    def inspect(manifest: Manifest, memory_bytes: int) -> Inspection:
-        limits = Limits(memory_bytes, settings.inspect_timeout_s, plan.threads)
-        return inspect_version(manifest, objects_dir, limits, is_closing)
-
-    return inspect
 
 
 def _say_where(settings: Settings, sockets: _Sockets, plan: WorkerPlan) -> None:

@@ -134,7 +134,7 @@ class Settings:
         300.0, "Seconds the inspection of a version may take before it counts as failed.", low=1
     )
     inspect_memory: int = _setting(
-        0, "Bytes of private memory the inspection of a version may take. 0: the free budget.",
+        0, "Bytes of private memory that a version may take. 0: the free budget.",
         low=0, is_size=True,
     )  # fmt: skip
     shadow_queue: int = _setting(

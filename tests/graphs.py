@@ -322,3 +322,21 @@ def external_tensor(
         entry = tensor.external_data.add()
         entry.key, entry.value = key, text
     return tensor
+
+
+def layers(*seeds: int, width: int = 1024, operator: str = "MatMul") -> onnx.ModelProto:
+    """Square layers, one for each seed, whose weights kernels copy into an order of their own."""
+    nodes, tensors, name = [], [], "x"
+    for index, seed in enumerate(seeds):
+        random = np.random.default_rng(seed)
+        table = random.standard_normal((width, width), dtype=np.float32) / np.float32(width**0.5)
+        tensors.append(weights(f"w{index}", table))
+        nodes.append(helper.make_node(operator, [name, f"w{index}"], [f"h{index}"]))
+        nodes.append(helper.make_node("Tanh", [f"h{index}"], [f"t{index}"]))
+        name = f"t{index}"
+    return build(
+        nodes,
+        [value("x", TensorProto.FLOAT, ("N", width))],
+        [value(name, TensorProto.FLOAT, ("N", width))],
+        tensors,
+    )

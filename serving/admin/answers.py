@@ -67,6 +67,7 @@ _MEMORY: Final[dict[str, Document]] = {
     "mode": _TEXT | {"description": "How workers hold the weights; empty: not loaded."},
     "mode_reason": _TEXT,
 }
+_WEIGHT_MODE: Final[Document] = {"type": "string", "enum": ["private", "mapped", "packed"]}
 _FAILED: Final = _array(_object({"model": _TEXT, "version": _VERSION, "reason": _TEXT}))
 
 ANSWER_SCHEMAS: Final[dict[str, Document]] = {
@@ -102,6 +103,7 @@ ANSWER_SCHEMAS: Final[dict[str, Document]] = {
             "memory": _object(_MEMORY),
             "load_s": _or_null(_SECONDS),
             "batching": _or_null(_object({"allowed": _FLAG, "reason": _TEXT})),
+            "weights": _or_null(_object({"mode": _WEIGHT_MODE, "reason": _TEXT})),
         }
     ),
     "Published": _object(

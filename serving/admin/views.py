@@ -100,6 +100,9 @@ class AdminViews:
             "batching": None if inspection is None else {
                 "allowed": inspection.is_batchable, "reason": inspection.batch_reason,
             },
+            "weights": None if inspection is None else {
+                "mode": inspection.mode, "reason": inspection.mode_reason,
+            },
         }  # fmt: skip
 
     def memory(self) -> JsonObject:

@@ -21,8 +21,8 @@ from serving.client.errors import ClientError
 
 _LS_COLUMNS = ("model", "version", "state", "aliases", "traffic", "size", "published", "reason")
 _PS_COLUMNS = (
-    "model", "version", "state", "aliases", "traffic", "weights", "shared", "resident", "locked",
-    "private", "requests", "failed", "reason",
+    "model", "version", "state", "aliases", "traffic", "weights", "held", "shared", "resident",
+    "locked", "private", "requests", "failed", "reason",
 )  # fmt: skip
 
 
@@ -133,6 +133,7 @@ def _ps_row(version: dict[str, Any]) -> list[object]:
         ", ".join(version["aliases"]),
         _traffic(version),
         size_text(memory.get("weight_bytes")),
+        (version.get("weights") or {}).get("mode", "-"),
         size_text(memory.get("shared_bytes")),
         size_text(memory.get("resident_bytes")),
         size_text(memory.get("locked_bytes")),

@@ -47,7 +47,7 @@ class MappedObject:
     """
 
     def __init__(self, path: Path, digest: str, size_bytes: int) -> None:
-        """Map the object; raises Corrupt where it is not there or has another size."""
+        """Map ``size_bytes`` from the start; raises Corrupt where the object has not so many."""
         self._path = path
         self.digest = digest
         self.size_bytes = size_bytes
@@ -119,7 +119,7 @@ class MappedObject:
             raise StoreFailed(f"object {self.digest} cannot be opened: {error.strerror}") from error
         try:
             found = os.fstat(descriptor).st_size
-            if found != self.size_bytes:
+            if found < self.size_bytes:
                 raise Corrupt(
                     f"object {self.digest} has {found} bytes instead of {self.size_bytes}"
                 )

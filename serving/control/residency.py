@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,58 +81,52 @@ class Residency:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, lambda: work(*args, **kwargs))
 
-    async def is_there(self, objects: Mapping[str, int]) -> bool:
-        """Say whether all of ``objects`` (digest to size) are in the store, by name and size."""
-
-        def look() -> bool:
-            try:
-                return all(
-                    self._path_of(digest).stat().st_size == size_bytes
-                    for digest, size_bytes in objects.items()
-                )
-            except OSError:
-                return False
-
-        return await self.quietly(look)
-
     async def hold(
         self, key: Key, objects: Mapping[str, int], progress: Callable[[int], None] | None = None
     ) -> None:
-        """Return when every byte of ``objects`` (digest to size) is in RAM; hold it there for key.
+        """Return when ``objects`` are in RAM; hold them, and nothing else, there for key.
 
+        ``objects``: digest to the bytes that are read, from the object's start.
         ``progress`` gets the bytes done so far, in another thread. Raises Corrupt, LoadFailed or
         StoreFailed, and then holds nothing that it did not hold before.
         """
         try:
-            missing = []
-            for digest in objects:
-                if (held := self._held.get(digest)) is None:
-                    missing.append(digest)
+            missing = {}
+            for digest, size_bytes in objects.items():
+                held = self._held.get(digest)
+                if held is None or held.mapped.size_bytes < size_bytes:
+                    missing[digest] = size_bytes
                 else:
                     held.users.add(key)
-            mapped = await self.quietly(self._map, {d: objects[d] for d in missing})
-            for item in mapped:
-                # Another load may have mapped it meanwhile.
-                held = self._held.setdefault(item.digest, _Held(item))
-                held.users.add(key)
-                if held.mapped is not item:
-                    item.close()
+            for item in await self.quietly(self._map, missing):
+                self._keep(item, key)
             wanted = [self._held[digest] for digest in objects]
             await self.quietly(self._bring, wanted, progress or _ignore)
         except BaseException:
             await self.release(key)
             raise
+        await self.release(key, keep=objects)
 
-    async def release(self, key: Key) -> None:
+    async def release(self, key: Key, keep: Container[str] = ()) -> None:
         """Let go of what ``key`` alone needed; nothing of it is mapped when this returns."""
         unused = []
         for digest, held in list(self._held.items()):
-            held.users.discard(key)
+            if digest not in keep:
+                held.users.discard(key)
             if not held.users:
                 del self._held[digest]
                 unused.append(held.mapped)
         if unused:
             await self.quietly(_close_all, unused)
+
+    def _keep(self, item: MappedObject, key: Key) -> None:
+        held = self._held.setdefault(item.digest, _Held(item))
+        held.users.add(key)
+        if held.mapped is not item:
+            # Another load has mapped it meanwhile, or another version reads less of it.
+            is_more = item.size_bytes > held.mapped.size_bytes
+            unused, held.mapped = (held.mapped, item) if is_more else (item, held.mapped)
+            unused.close()
 
     async def count(self) -> None:
         """Count anew what is in RAM, unless that was done just now."""

@@ -30,6 +30,7 @@ from registry.rollout import Stamp
 from serving.auth import SERVER, Actor
 from serving.control.ledger import Ledger, Unload, objects_of
 from serving.control.operations import Operation
+from serving.control.packed_forms import PackedForms
 from serving.control.residency import Residency
 from serving.control.restore_order import restore_batches
 from serving.control.state_writer import Note, StateWriter
@@ -38,8 +39,6 @@ from serving.fleet import SERVING, VersionReport
 
 # How much longer than the drain itself an unload waits for the workers to say that it is over.
 DRAIN_GRACE_S: Final = 30.0
-# Inspections that are remembered, so that what is loaded again takes milliseconds.
-MAX_INSPECTIONS: Final = 256
 PLANNED: Final = (RegistryError, ModelsError, ServingError)
 _log = logging.getLogger(__name__)
 
@@ -66,12 +65,12 @@ class VersionLoads:
         self._ledger = ledger
         self._residency = residency
         self._inspect = inspect
+        self._forms = PackedForms(writer, ledger.budget_bytes, self._hold)
         self._inspect_memory_bytes = inspect_memory_bytes
         self._load_timeout_s = load_timeout_s
         self._drain_timeout_s = drain_timeout_s + DRAIN_GRACE_S
         self._few_loads = asyncio.Semaphore(concurrent_loads)
         self._one_operation: defaultdict[Key, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._inspections: dict[Key, Inspection] = {}
         self.load_s: dict[Key, float] = {}
         self.loads_ended: dict[str, int] = {"succeeded": 0, "failed": 0}
 
@@ -130,7 +129,7 @@ class VersionLoads:
         )
         operation.at("inspecting", 0.3)
         limit_bytes = self._inspect_memory_bytes or max(0, plan.free_bytes - plan.new_bytes)
-        inspection = await self._inspection(key, manifest, limit_bytes)
+        inspection = await asyncio.to_thread(self._inspect, manifest, limit_bytes)
         ledger.inspected(key, inspection)
         ledger.reserve(key)
         operation.at("bringing its weights into RAM", 0.5)
@@ -145,24 +144,11 @@ class VersionLoads:
             return desired.begin_load(state, *key, document)
 
         await writer.change(begin, None)
-        await self._loaded(key)
+        await self._forms.prove(key, await self._loaded(key))
         operation.at("switching on", 0.95)
         note = Note("load", *key, actor, reason)
         await writer.change(lambda s, stamp: desired.finish_load(s, *key, stamp), note)
         await self._loaded(key)
-
-    async def _inspection(self, key: Key, manifest: Manifest, limit_bytes: int) -> Inspection:
-        """Inspect a version, or tell again what this process found out: a version never changes.
-
-        An inspection may have made objects of its own; once one of them is gone it is done anew.
-        """
-        found = self._inspections.pop(key, None)
-        if found is None or not await self._residency.is_there(found.resident):
-            found = await asyncio.to_thread(self._inspect, manifest, limit_bytes)
-        self._inspections[key] = found
-        while len(self._inspections) > MAX_INSPECTIONS:
-            del self._inspections[next(iter(self._inspections))]
-        return found
 
     async def _bring_back(self, keys: Sequence[Key]) -> dict[Key, Exception]:
         """Load again what was loaded before the start; it is in the state already.
@@ -174,12 +160,11 @@ class VersionLoads:
         try:
             for key in keys:
                 try:
-                    record = writer.record(*key)
-                    digests = record.manifest.object_digests
+                    digests = writer.record(*key).manifest.object_digests
                     await self._residency.quietly(writer.store.verify_objects, digests)
+                    await self._forms.renew(key, self._inspect)
                     self._ledger.admit_again(key, writer.restoring)
-                    inspection = writer.inspection(key, writer.state.loaded[key].inspection)
-                    await self._residency.hold(key, inspection.resident or objects_of(record))
+                    await self._hold(key)
                 except PLANNED as error:
                     failed[key] = error
                 else:
@@ -204,10 +189,16 @@ class VersionLoads:
             return dict.fromkeys(keys, error)
         for key in keys:
             try:
-                self._check_loaded(key, reports)
+                await self._forms.prove(key, self._check_loaded(key, reports))
             except PLANNED as error:
                 failed[key] = error
         return failed
+
+    async def _hold(self, key: Key) -> None:
+        """Have in RAM what the state says that workers read of a version, and nothing else."""
+        writer = self._writer
+        inspection = writer.inspection(key, writer.state.loaded[key].inspection)
+        await self._residency.hold(key, inspection.resident or objects_of(writer.record(*key)))
 
     async def restore(self) -> None:
         """Load again everything that the state wants, what answers most first."""
@@ -251,6 +242,8 @@ class VersionLoads:
                 await asyncio.to_thread(self._writer.store.verify_objects, digests)
             except RegistryError as error:
                 await self._take_out_damaged(key, message_of(error))
+            else:
+                await self._forms.check(key)
 
     async def _take_out_damaged(self, key: Key, reason: str) -> None:
         try:
@@ -329,13 +322,13 @@ class VersionLoads:
         if generation is not None:
             await self._settled(generation, self._drain_timeout_s)
 
-    async def _loaded(self, key: Key) -> None:
+    async def _loaded(self, key: Key) -> VersionReport:
         """Return when every worker holds the version as the state wants it, or raise why not."""
-        self._check_loaded(
+        return self._check_loaded(
             key, await self._settled(self._writer.state.generation, self._load_timeout_s)
         )
 
-    def _check_loaded(self, key: Key, reports: Mapping[Key, VersionReport]) -> None:
+    def _check_loaded(self, key: Key, reports: Mapping[Key, VersionReport]) -> VersionReport:
         report = reports.get(key)
         if report is None or key not in self._writer.state.loaded:
             why = self._writer.state.model(key[0]).failed.get(key[1], "it was taken out meanwhile")
@@ -343,6 +336,7 @@ class VersionLoads:
         if report.state != State.READY:
             raise LoadFailed(report.reason or f"a worker reports it {report.state}")
         self._ledger.measure(key, report.private_bytes)
+        return report
 
     async def _settled(self, generation: int, timeout_s: float) -> Mapping[Key, VersionReport]:
         try:

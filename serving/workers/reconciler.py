@@ -73,15 +73,15 @@ class Plan:
 
 
 def diff(loaded: Mapping[VersionKey, str], failed: Collection[VersionKey], target: Target) -> Plan:
-    """Return the steps from what is loaded (key to digest) to the target.
+    """Return the steps from what is loaded (key to form) to the target.
 
     A version that failed is not tried again while targets go on naming it: the same target given
     twice changes nothing. To try again, name it no more in one target and again in a later one.
     """
     wanted = {(v.model, v.version): v for v in target.versions}
     stale = {
-        key for key, digest in loaded.items()
-        if key not in wanted or wanted[key].manifest.digest != digest
+        key for key, form in loaded.items()
+        if key not in wanted or wanted[key].form != form
     }  # fmt: skip
     return Plan(
         loads=tuple(
@@ -147,6 +147,7 @@ def _view(
 @dataclass(slots=True)
 class _Removal(Generic[S]):
     served: S
+    form: str
     report: VersionReport
     task: asyncio.Task[None] | None = None
     is_closing: bool = False
@@ -187,6 +188,7 @@ class Reconciler(Generic[S]):
         self._wanted: Target | None = None
         self._changed = asyncio.Event()
         self._loaded: dict[VersionKey, S] = {}
+        self._forms: dict[VersionKey, str] = {}
         self._reports: dict[VersionKey, VersionReport] = {}
         self._removals: dict[VersionKey, _Removal[S]] = {}
         self._memory = PrivateMemory()
@@ -205,7 +207,7 @@ class Reconciler(Generic[S]):
         self._wanted = target
         self._revive(target)
         wanted = {(v.model, v.version) for v in target.versions}
-        leaving = {key: self._loaded.pop(key) for key in diff(self._digests(), (), target).unloads}
+        leaving = {key: self._loaded.pop(key) for key in diff(self._forms, (), target).unloads}
         self._refresh()  # before the drains begin, so that no new handle can appear
         for key, served in leaving.items():
             self._start_removal(key, served)
@@ -236,9 +238,6 @@ class Reconciler(Generic[S]):
         """Return every version in memory, those that are being unloaded included."""
         return (*self._loaded.values(), *(r.served for r in self._removals.values()))
 
-    def _digests(self) -> dict[VersionKey, str]:
-        return {key: served.digest for key, served in self._loaded.items()}
-
     def _failed(self) -> dict[VersionKey, str]:
         return {k: r.reason for k, r in self._reports.items() if r.state == State.FAILED}
 
@@ -251,7 +250,7 @@ class Reconciler(Generic[S]):
 
     async def _make_true(self, target: Target) -> bool:
         """Return whether ``target`` holds; False when a newer one came in between."""
-        for version in diff(self._digests(), self._failed(), target).loads:
+        for version in diff(self._forms, self._failed(), target).loads:
             if self._wanted is not target:
                 return False
             await self._load(version)
@@ -288,7 +287,7 @@ class Reconciler(Generic[S]):
             self._reports[key] = VersionReport(
                 State.READY, "", time.monotonic() - started, private_bytes
             )
-            self._settle_load(key, served)
+            self._settle_load(version, served)
         finally:
             self._mark_loading(None)
             self.is_loading = False
@@ -311,10 +310,12 @@ class Reconciler(Generic[S]):
     def _fail(self, key: VersionKey, reason: str) -> None:
         self._reports[key] = VersionReport(State.FAILED, reason)
 
-    def _settle_load(self, key: VersionKey, served: S) -> None:
+    def _settle_load(self, version: TargetVersion, served: S) -> None:
         """Keep a version that was loaded, unless a newer target no longer names it."""
+        key = (version.model, version.version)
         wanted = self._wanted.versions if self._wanted is not None else ()
-        if any((v.model, v.version) == key and v.manifest.digest == served.digest for v in wanted):
+        self._forms[key] = version.form
+        if any((v.model, v.version) == key and v.form == version.form for v in wanted):
             self._loaded[key] = served
         else:
             self._start_removal(key, served)
@@ -326,14 +327,15 @@ class Reconciler(Generic[S]):
             removal = self._removals.get(key)
             if removal is None or removal.is_closing:
                 continue
-            if removal.served.digest == version.manifest.digest and removal.task is not None:
+            if removal.form == version.form and removal.task is not None:
                 removal.task.cancel()
                 del self._removals[key]
                 self._loaded[key] = removal.served
+                self._forms[key] = removal.form
                 self._reports[key] = removal.report
 
     def _start_removal(self, key: VersionKey, served: S) -> None:
-        removal = _Removal(served, self._reports.pop(key))
+        removal = _Removal(served, self._forms.pop(key), self._reports.pop(key))
         self._removals[key] = removal
         removal.task = asyncio.create_task(self._remove(key, removal), name=f"unload {key}")
 

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -402,3 +402,17 @@ async def test_a_version_that_cannot_close_does_not_block_the_next_target() -> N
     async with worker(make=make) as it:
         await it.holds(target(1, version(A1)))
         assert (await it.holds(target(2))).generation == 2
+
+
+async def test_a_version_in_another_form_is_loaded_anew() -> None:
+    """The content is the same, but what the worker mapped of it is not wanted any more."""
+    packed = replace(INSPECTION, graph="sha256:" + "e" * 64)
+    async with worker() as it:
+        await it.holds(target(1, replace(version(A1), inspection=packed)))
+        first = it.map.acquire("a", 1)
+        first.release()
+        await it.holds(target(2, version(A1)))
+        assert it.loader.loaded == [A1, A1]
+        assert first.target.servable.is_closed
+        await it.holds(target(3, replace(version(A1), inspection=replace(INSPECTION, mode="x"))))
+        assert it.loader.loaded == [A1, A1]

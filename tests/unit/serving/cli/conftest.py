@@ -22,7 +22,7 @@ def version_document(model: str, version: int, state: str = "UNLOADED") -> dict[
         "model": model, "version": version, "state": state, "reason": "", "digest": DIGEST,
         "published": "2026-01-02T03:04:05Z", "created": "", "meta": {}, "source": {},
         "signature": {}, "runtime": {"name": "onnx"}, "parity": None, "aliases": [], "traffic": 0,
-        "is_previous": False, "load_s": 0.25, "batching": None,
+        "is_previous": False, "load_s": 0.25, "batching": None, "weights": None,
         "memory": {"disk_bytes": 2048, "shared_bytes": 0, "private_bytes_per_worker": 1024},
     }  # fmt: skip
 
