@@ -107,6 +107,12 @@ class Settings:
     max_batch_rows: int = _setting(
         256, "Most rows of different requests that share one run. 1: never share.", low=1
     )
+    max_queue_delay_ms: float = _setting(
+        0.0,
+        "Milliseconds a request may wait for others to share its run. 0: only what arrives "
+        "together, or while a run is under way, shares one.",
+        low=0, high=1000,
+    )  # fmt: skip
     max_run_s: float = _setting(60.0, "Seconds one run may take before it is ended.", low=0.01)
     load_timeout_s: float = _setting(
         600.0, "Seconds a load may take in the workers before it counts as failed.", low=1

@@ -32,6 +32,7 @@ Locate: TypeAlias = Callable[[int], str]
 
 EXACT_DOUBLE: Final = 2**53
 _PACK_CODES: Final = {"FP16": "e", "FP32": "f", "FP64": "d"}
+_LITTLE_ENDIAN: Final = {code: np.dtype(f"<f{struct.calcsize(code)}") for code in "efd"}
 _NUMBER_TYPES: Final = frozenset({int, float, type(None)})
 _INT_TYPES: Final = frozenset({int})
 _BOOL_TYPES: Final = frozenset({bool})
@@ -112,7 +113,7 @@ def _floats(values: list[Any], has_null: bool, datatype: str, locate: Locate) ->
         packed = struct.pack(f"<{len(numbers)}{code}", *numbers)
     except (OverflowError, struct.error):
         raise _overflow(numbers, datatype, locate) from None
-    return np.frombuffer(packed, dtype=numpy_dtype(datatype).newbyteorder("<"))
+    return np.frombuffer(packed, _LITTLE_ENDIAN[code])
 
 
 def _overflow(numbers: list[Any], datatype: str, locate: Locate) -> InvalidInput:

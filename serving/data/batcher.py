@@ -24,6 +24,7 @@ from registry.errors import NotReady
 from serving.data.batch_queue import BatchQueue, Done, Member, Outcome, Result
 from serving.data.batch_run import GroupKey, RowsMismatch, RunTiming, compute, group_key
 from serving.data.run_policy import FLUSH_NS, Cut
+from serving.data.run_pool import PriorityExecutor
 from serving.errors import DeadlineExpired, QueueFull
 
 __all__ = ["BatchLimits", "Batcher", "BatcherStatistics", "Member", "Result"]
@@ -189,9 +190,11 @@ class Batcher:
         """The bounds that hold now."""
         return self._limits
 
-    def apply(self, limits: BatchLimits) -> None:
-        """Take new bounds, from the next submit and the next run on."""
+    def apply(self, limits: BatchLimits, *, priority: int = 0) -> None:
+        """Take new bounds, from the next submit and the next run on; higher priority runs first."""
         self._limits = limits
+        if isinstance(self._executor, PriorityExecutor):
+            self._executor.priority = priority
 
     def statistics(self) -> BatcherStatistics:
         """Return what waits and runs now; a large ``oldest_run_s`` means a stuck run."""

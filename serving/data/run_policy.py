@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from models.signature import Signature
 from serving.data.batch_run import GroupKey
 
 # A run on the event loop saves the way to a thread and back, and keeps everyone waiting meanwhile.
@@ -31,6 +32,17 @@ _LAST_TRIAL: Final = 4096
 _TRIAL_MEMBERS: Final = 4
 # Shapes that are told apart; an unknown one runs in a thread until it was measured.
 _MAX_SHAPES: Final = 64
+
+
+def has_one_shape(signature: Signature) -> bool:
+    """Return whether requests to a version differ in their rows only.
+
+    Texts do not count: what they cost depends on their length.
+    """
+    return all(
+        spec.datatype != "BYTES" and all(size > 0 for size in spec.shape[1:])
+        for spec in signature.inputs
+    )
 
 
 class RunCost:

@@ -19,8 +19,8 @@ CODES: Final = (
 )  # fmt: skip
 OTHER: Final = "other"
 REASONS: Final = (
-    "queue_full", "in_flight", "deadline", "cancelled", "body_too_large", "headers_too_large",
-    "too_slow", "bad_request", "unsupported_media", "stopping", OTHER,
+    "queue_full", "in_flight", "max_concurrency", "deadline", "cancelled", "body_too_large",
+    "headers_too_large", "too_slow", "bad_request", "unsupported_media", "stopping", OTHER,
 )  # fmt: skip
 
 DURATION_BOUNDS_S: Final = (

@@ -14,8 +14,7 @@ import mmap
 import os
 import time
 from bisect import bisect_left
-from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from registry.errors import InvalidInput
 from serving.metrics import layout, reading
@@ -42,8 +41,7 @@ QUEUE_START: Final = layout.QUEUE.start
 QUEUE_SUM: Final = layout.QUEUE.sum_cell
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
+class Timing(NamedTuple):
     """Where the time of one request went, in nanoseconds. The parts are of the run it shared."""
 
     total_ns: int
@@ -86,6 +84,10 @@ class VersionCounters:
         cells[base + INPUT_NS] += timing.input_ns
         cells[base + INFER_NS] += timing.infer_ns
         cells[base + OUTPUT_NS] += timing.output_ns
+
+    def request_refused(self, code: int) -> None:
+        """Count a request that was turned away before it was counted in."""
+        self._cells[self._base + BY_CODE + CODE_CELL.get(code, OTHER_CODE_CELL)] += 1
 
     def run_started(self) -> None:
         """Say that the graph runs now: a process that dies here was killed by this version."""

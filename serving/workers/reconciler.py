@@ -17,6 +17,7 @@ from models.memory import resident_anonymous_bytes, trim
 from models.servable import Loader, LoadSpec, Servable
 from models.signature import Signature
 from registry.lifecycle import State
+from registry.model_settings import ModelSettings
 from registry.serving_map import ModelView, ServingMap, Snapshot, VersionView
 from serving.fleet import VersionKey, VersionReport
 from serving.target import Target, TargetVersion
@@ -174,6 +175,7 @@ class Reconciler(Generic[S]):
         mark_loading: Callable[[VersionKey | None], None],
         forget: Callable[[VersionKey], None],
         report: Callable[[Report], None],
+        configure: Callable[[S, ModelSettings], None] = lambda _served, _settings: None,
     ) -> None:
         self._serving_map = serving_map
         self._loader = loader
@@ -184,6 +186,7 @@ class Reconciler(Generic[S]):
         self._mark_loading = mark_loading
         self._forget = forget
         self._report = report
+        self._configure = configure
         self._wanted: Target | None = None
         self._changed = asyncio.Event()
         self._loaded: dict[VersionKey, S] = {}
@@ -200,6 +203,8 @@ class Reconciler(Generic[S]):
         self._revive(target)
         wanted = {(v.model, v.version) for v in target.versions}
         leaving = {key: self._loaded.pop(key) for key in diff(self._digests(), (), target).unloads}
+        for key, served in self._loaded.items():
+            self._set_up(key, served)
         self._refresh()  # before the drains begin, so that no new handle can appear
         for key, served in leaving.items():
             self._start_removal(key, served)
@@ -222,6 +227,10 @@ class Reconciler(Generic[S]):
     def held(self) -> tuple[S, ...]:
         """Return every version in memory, those that are being unloaded included."""
         return (*self._loaded.values(), *(r.served for r in self._removals.values()))
+
+    def _set_up(self, key: VersionKey, served: S) -> None:
+        settings = self._wanted.settings if self._wanted is not None else {}
+        self._configure(served, settings.get(key[0], ModelSettings()))
 
     def _digests(self) -> dict[VersionKey, str]:
         return {key: served.digest for key, served in self._loaded.items()}
@@ -298,6 +307,7 @@ class Reconciler(Generic[S]):
         """Keep a version that was loaded, unless a newer target no longer names it."""
         wanted = self._wanted.versions if self._wanted is not None else ()
         if any((v.model, v.version) == key and v.manifest.digest == served.digest for v in wanted):
+            self._set_up(key, served)
             self._loaded[key] = served
         else:
             self._start_removal(key, served)

@@ -14,7 +14,6 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import uvloop
@@ -25,9 +24,13 @@ from registry.serving_map import ServingMap
 from serving.data.app import create_data_app
 from serving.data.batcher import Batcher, BatchLimits
 from serving.data.data_plane import DataPlane, RequestHead, ServedVersion
+from serving.data.model_gate import ModelGate
+from serving.data.run_policy import RunPolicy, has_one_shape
+from serving.data.run_pool import RunPool
 from serving.fleet import VersionKey
 from serving.logs import configure_logs
 from serving.metrics.page import MetricsMemory
+from serving.settings import Settings
 from serving.target import TargetVersion, parse_target
 from serving.web.server import HttpServer
 from serving.workers import messages
@@ -48,6 +51,9 @@ MAX_RUNS: Final = 32
 # After max_run_s a run is told to end and has some seconds for it; one that goes on past this
 # holds a thread and a version for good, and only a new process helps.
 STUCK_AFTER_S: Final = 10.0
+# A thread that decodes a large body gives the interpreter to the event loop after this time, not
+# after Python's 5 ms.
+SWITCH_S: Final = 0.0005
 
 
 class Worker:
@@ -66,7 +72,8 @@ class Worker:
         self._listener = listener
         self._region = memory.writer(hello.slot)
         self._holds_target = asyncio.Event()
-        self._runs = ThreadPoolExecutor(MAX_RUNS, thread_name_prefix="run")
+        self._runs = RunPool(MAX_RUNS)
+        self._gates: dict[str, ModelGate] = {}
         serving_map: ServingMap[ServedVersion] = ServingMap()
         self._reconciler = Reconciler(
             serving_map,
@@ -75,6 +82,7 @@ class Worker:
             threads=hello.threads,
             drain_timeout_s=hello.settings.drain_timeout_s,
             build=self._serve,
+            configure=lambda served, settings: served.apply(settings, hello.settings),
             mark_loading=self._mark_loading,
             forget=lambda key: self._region.drop_version(*key),
             report=self._report,
@@ -177,10 +185,13 @@ class Worker:
                     max_run_s=settings.max_run_s,
                 ),
                 counters=counters,
-                executor=self._runs,
+                executor=self._runs.executor(),
+                policy=_policy(version, settings),
             ),
             counters=counters,
             timeout_ms=settings.timeout_ms,
+            max_output_bytes=settings.max_output_bytes,
+            gate=self._gates.setdefault(version.model, ModelGate(version.model)),
         )
 
     def _count_refused(self, error: Exception) -> None:
@@ -194,6 +205,17 @@ class Worker:
             if served.batcher.statistics().oldest_run_s > limit_s:
                 return f"{served.model}/{served.version}"
         return ""
+
+
+def _policy(version: TargetVersion, settings: Settings) -> RunPolicy:
+    """Return how a version starts out; a run with control flow may go on for ever."""
+    inspection = version.inspection
+    return RunPolicy(
+        max_batch_rows=settings.max_batch_rows,
+        run_s=inspection.run_s,
+        may_inline=not inspection.has_control_flow,
+        has_one_shape=has_one_shape(inspection.signature),
+    )
 
 
 async def _live(
@@ -210,6 +232,7 @@ async def _live(
     try:
         if hello.cpus:
             os.sched_setaffinity(0, hello.cpus)
+        sys.setswitchinterval(SWITCH_S)
         memory = MetricsMemory.attach(metrics_fd, hello.slots)
         worker = Worker(hello, wire, listener, memory, loader_factory(hello.threads))
         trim()
