@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from models.errors import ModelsError
@@ -100,6 +100,7 @@ class BatchQueue:
             self._groups[member.key] = group = {}
         group[member] = None
         self.requests += 1
+        # A request of no rows takes a place all the same, or the queue had no bound.
         self.rows += member.rows or 1
 
     def remove(self, member: Member) -> None:
@@ -111,7 +112,6 @@ class BatchQueue:
         if not group:
             del self._groups[member.key]
         self.requests -= 1
-        # A request of no rows takes a place all the same, or the queue had no bound.
         self.rows -= member.rows or 1
 
     def oldest(self) -> Member:
@@ -119,6 +119,25 @@ class BatchQueue:
         heads = [next(iter(group)) for group in self._groups.values()]
         return heads[0] if len(heads) == 1 else min(heads, key=lambda member: member.serial)
 
-    def group(self, key: GroupKey) -> list[Member]:
+    def group(self, key: GroupKey) -> Collection[Member]:
         """Return what may share a run with a member of ``key``, oldest first."""
-        return list(self._groups.get(key, ()))
+        return self._groups[key].keys()
+
+    def take(self, key: GroupKey, max_rows: int, max_members: int) -> list[Member]:
+        """Take out the oldest of a group, and those after it that fit beside it, in order."""
+        group = self._groups[key]
+        taken: list[Member] = []
+        rows = 0
+        for member in group:
+            rows += member.rows
+            if taken and (rows > max_rows or len(taken) >= max_members):
+                break
+            taken.append(member)
+        if len(taken) == len(group):
+            del self._groups[key]
+        else:
+            for member in taken:
+                del group[member]
+        self.requests -= len(taken)
+        self.rows -= sum([member.rows or 1 for member in taken])
+        return taken

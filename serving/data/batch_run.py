@@ -12,7 +12,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from models.errors import RunFailed
-from models.servable import Array, Servable, rows_of
+from models.servable import Array, Servable, numpy_dtype, rows_of
+from models.signature import Signature
 
 GroupKey: TypeAlias = tuple[tuple[str, str, tuple[int, ...]], ...]
 
@@ -42,6 +43,12 @@ def group_key(inputs: Mapping[str, Array], rows: int) -> GroupKey:
             return ()
         parts.append((name, array.dtype.str, shape[1:]))
     return tuple(parts)
+
+
+def usual_key(signature: Signature) -> GroupKey:
+    """Return the key of requests whose inputs are as declared, rows apart."""
+    specs = sorted(signature.inputs, key=lambda spec: spec.name)
+    return tuple((s.name, numpy_dtype(s.datatype).str, tuple(s.shape[1:])) for s in specs)
 
 
 def compute(

@@ -251,10 +251,12 @@ class Batcher:
         outputs: tuple[str, ...] | None,
         deadline_ns: int,
         done: Done,
+        key: GroupKey | None = None,
     ) -> Member:
         """Compute ``outputs`` (default all) for ``rows`` rows before ``deadline_ns`` of the clock.
 
         ``done`` gets the result or the error, from the loop and never before this returns.
+        ``key``: what ``group_key`` would say, from a caller who knows.
         Raises QueueFull, DeadlineExpired, or NotReady after ``close``; hands over DeadlineExpired,
         InputRefused, RunFailed, RunTerminated or NotReady.
         """
@@ -270,7 +272,10 @@ class Batcher:
                 f"queue full: {queue.rows} of {limit} rows for {self._name}, "
                 f"no room for {rows} more"
             )
-        key = group_key(inputs, rows) if self._is_batchable else ()
+        if not self._is_batchable:
+            key = ()
+        elif key is None:
+            key = group_key(inputs, rows)
         positions = None if outputs is None else [self._outputs[name] for name in outputs]
         member = Member(inputs, rows, key, positions, done, now_ns, deadline_ns)
         queue.add(member)
@@ -381,39 +386,36 @@ class Batcher:
         """Take the oldest request and those of its shape that fit beside it, in order."""
         oldest = self._queue.oldest()
         key = oldest.key
-        is_alone = not self._is_merging or key == ()
-        group = [oldest] if is_alone else self._queue.group(key)
-        cut = self._policy.cut(key, oldest.rows, len(group))
+        waiting = len(self._queue.group(key)) if key != () and self._is_merging else 1
+        cut = self._policy.cut(key, oldest.rows, waiting)
         max_rows = min(cut.max_rows, self._limits.max_batch_rows)
-        most_rows = oldest.rows if cut.max_members == 1 else min(self._queue.rows, max_rows)
-        needed_ns = self._policy.expected_ns(key, max(most_rows, oldest.rows))
-        now_ns = self._clock()
-        batch: list[Member] = []
-        rows = 0
-        for member in group:
-            if batch and (len(batch) >= cut.max_members or rows + member.rows > max_rows):
-                break
-            self._queue.remove(member)
-            if self._is_wanted(member, now_ns, needed_ns):
-                batch.append(member)
-                rows += member.rows
+        members = self._queue.take(key, max_rows, cut.max_members)
         self._counters.queue_depth = self._queue.rows
-        return batch, cut.is_inline
+        now_ns = self._clock()
+        needed_ns = 0.0
+        if len(members) > 1 or self._queue:
+            rows = sum([member.rows for member in members])
+            needed_ns = self._policy.expected_ns(key, rows)
+        return self._in_time(members, now_ns, needed_ns), cut.is_inline
 
-    def _is_wanted(self, member: Member, now_ns: int, needed_ns: float = 0.0) -> bool:
-        """Whether to compute a request: its caller is there, and the answer can be in time.
+    def _in_time(self, members: list[Member], now_ns: int, needed_ns: float) -> list[Member]:
+        """Return those whose answer can be in time after a run of ``needed_ns``; end the others.
 
-        What cannot be in time is given up only while others wait: of a backlog the oldest are
-        always nearly late, and computing those would leave no time for any that is not. With
-        nobody waiting it is tried, so that an estimate that is wrong corrects itself.
+        Of a backlog the oldest are always nearly late, and computing those would leave no time for
+        any that is not. Where nobody is left otherwise, what is not late yet is tried all the same,
+        so that an estimate that is wrong corrects itself.
         """
-        if member.is_over:
-            return False
-        left_ns = member.deadline_ns - now_ns
-        if left_ns <= 0 or (left_ns < needed_ns and self._queue.requests):
-            self._expire(member, now_ns)
-            return False
-        return True
+        end_ns = now_ns + needed_ns
+        kept = [m for m in members if m.deadline_ns > end_ns and not m.is_over]
+        if len(kept) == len(members):
+            return kept
+        if not kept and not self._queue:
+            kept = [m for m in members if m.deadline_ns > now_ns and not m.is_over]
+        staying = set(kept)
+        for member in members:
+            if member not in staying and not member.is_over:
+                self._expire(member, now_ns)
+        return kept
 
     def _arm(self) -> None:
         """See to it that the earliest deadline is looked at, if it is not soon enough already."""
@@ -453,7 +455,7 @@ class Batcher:
         member.is_over = True
         try:
             member.done(outcome)
-        except Exception:
+        except Exception:  # noqa: BLE001
             # One caller's trouble with its answer must not reach the others of its batch.
             _log.exception("an answer of %s could not be handed over", self._name)
 
@@ -474,9 +476,7 @@ class Batcher:
     def _go_on(self, parts: list[list[Member]]) -> None:
         """Run the last of ``parts`` in the slot that the caller holds, or give the slot back."""
         while parts:
-            now_ns = self._clock()
-            part = [member for member in parts.pop() if self._is_wanted(member, now_ns)]
-            if part:
+            if part := self._in_time(parts.pop(), self._clock(), 0):
                 self._start(_Run(part, parts))
                 return
         self._busy -= 1
@@ -594,5 +594,5 @@ class Batcher:
             )
             try:
                 member.done(result)
-            except Exception:
+            except Exception:  # noqa: BLE001  as in _end
                 _log.exception("an answer of %s could not be handed over", self._name)

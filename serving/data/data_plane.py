@@ -1,4 +1,4 @@
-"""The data plane: lets requests in, finds their version, and answers them; the same for every front.
+"""The data plane: lets requests in, finds their version, answers them; the same for every front.
 
 It knows no framework: it takes bytes and gives status, headers and bytes, and it answers every
 error itself.
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from registry.errors import NotReady
+from registry.errors import InvalidInput, NotFound, NotReady
 from registry.ident import check_model_name
 from registry.serving_map import ServingMap, VersionView
 from serving.data.call import Answer, InferCall, Pending, RequestHead
@@ -50,7 +50,7 @@ _OVER = _Over()
 class DataPlane:
     """Answers predictions of one worker. Event-loop thread only.
 
-    A refused request costs as little as can be: permits come before a byte of its body is looked at.
+    A refused request costs as little as can be: permits come before its body is looked at.
     """
 
     def __init__(
@@ -83,7 +83,10 @@ class DataPlane:
                 raise InFlightFull(
                     f"requests in flight: {self._in_flight} of {self._max_in_flight} in this worker"
                 )
-            handle = self.serving_map.acquire(check_model_name(call.model), call.selector)
+            handle = self.serving_map.acquire(call.model, call.selector)
+        except NotFound as error:
+            done(self.refused(_named(error, call.model), call.head))
+            return _OVER
         except NotReady as error:
             done(self._with_version(self.refused(error, call.head), call))
             return _OVER
@@ -156,3 +159,12 @@ class DataPlane:
             return answer
         headers = [*answer.headers, *version_headers(view.version, view.digest)]
         return Answer(answer.status, headers, answer.body)
+
+
+def _named(error: NotFound, model: str) -> Exception:
+    """Return what is wrong with the name of a model that is not known, if it is no name at all."""
+    try:
+        check_model_name(model)
+    except InvalidInput as refusal:
+        return refusal
+    return error

@@ -98,23 +98,25 @@ class Request:
 
     def _submit(self, decoded: v1.PredictCall | v2.InferCall) -> None:
         call, version = self._call, self._version
-        outputs = timeout_us = None
+        outputs = timeout_us = key = None
         if isinstance(decoded, v2.InferCall):
             timeout_us = decoded.timeout_us
-            if decoded.outputs is not version.plan.all_outputs:
+            if decoded.outputs is version.plan.all_outputs:
+                key = version.usual_key
+            else:
                 outputs = decoded.output_names
         elif decoded.unknown_columns:
             version.counters.unknown_columns(decoded.unknown_columns)
         self._decoded = decoded
         left_ns = timeout_ns(call.head.timeout_ms, timeout_us, version.timeout_ns)
         self._member = version.batcher.enqueue(
-            decoded.inputs, decoded.rows, outputs, self._start_ns + left_ns, self._computed
+            decoded.inputs, decoded.rows, outputs, self._start_ns + left_ns, self._computed, key
         )
 
     def _computed(self, outcome: Outcome) -> None:
         if self._is_over:
             return
-        if isinstance(outcome, Exception):
+        if not isinstance(outcome, Result):
             self._fail(outcome)
             return
         arrays, limit_bytes = outcome.arrays, self._version.max_output_bytes
@@ -125,12 +127,12 @@ class Request:
             self._fail(_too_large(size_bytes, limit_bytes))
         elif size_bytes < OFF_LOOP_BYTES:
             try:
-                self._compress(outcome, self._encode(arrays))
+                self._respond(outcome, self._encode(arrays))
             except Exception as error:  # noqa: BLE001  the boundary of a request
                 self._fail(error)
         else:
             self._off_loop(
-                lambda: self._encode(arrays), lambda encoded: self._compress(outcome, encoded)
+                lambda: self._encode(arrays), lambda encoded: self._respond(outcome, encoded)
             )
 
     def _encode(self, arrays: list[Array]) -> tuple[bytes, int | None]:
@@ -141,23 +143,27 @@ class Request:
             raise RuntimeError("nothing is encoded before it was decoded")
         return v1.encode_predict(decoded, arrays, version.signature), None
 
-    def _compress(self, result: Result, encoded: tuple[bytes, int | None]) -> None:
+    def _respond(self, result: Result, encoded: tuple[bytes, int | None]) -> None:
         body, json_bytes = encoded
         head, version = self._call.head, self._version
         request_id = (REQUEST_ID, head.request_id.encode("ascii"))
-        chosen = encoding.choose_encoding(head.accept_encoding, len(body))
-        if json_bytes is None and chosen is None:
+        name = None
+        if head.accept_encoding is not None:
+            name = encoding.choose_encoding(head.accept_encoding, len(body))
+        if json_bytes is None and name is None:
+            # The usual answer: its head was prepared.
             headers: Headers = [JSON_TYPE, request_id, *version.headers]
             self._answer(result, Answer(200, headers, body, version.json_prefix))
             return
-        content = JSON_TYPE if json_bytes is None else _BINARY_TYPE
-        headers = [content, request_id, *version.headers]
+        headers = [JSON_TYPE if json_bytes is None else _BINARY_TYPE, request_id, *version.headers]
         if json_bytes is not None:
             headers.append((LENGTH_HEADER, str(json_bytes).encode("ascii")))
-        if chosen is None:
+        if name is None:
             self._answer(result, Answer(200, headers, body))
-            return
-        name = chosen
+        else:
+            self._compress(result, headers, body, name)
+
+    def _compress(self, result: Result, headers: Headers, body: bytes, name: str) -> None:
         headers += [(b"content-encoding", name.encode("ascii")), (b"vary", b"accept-encoding")]
         if len(body) < OFF_LOOP_BYTES:
             self._answer(result, Answer(200, headers, encoding.compress(body, name)))
@@ -168,15 +174,17 @@ class Request:
             )
 
     def _answer(self, result: Result, answer: Answer) -> None:
-        decoded = self._decoded
-        timing = Timing(
-            self._owner.clock() - self._start_ns,
+        owner, decoded = self._owner, self._decoded
+        self._is_over = True
+        self._version.counters.request_answered(
+            decoded.rows if decoded is not None else 0,
+            owner.clock() - self._start_ns,
             result.queue_ns,
             result.input_ns,
             result.infer_ns,
             result.output_ns,
         )
-        self._end(200, decoded.rows if decoded is not None else 0, timing)
+        owner.left(self)
         self._done(answer)
 
     def _fail(self, error: Exception) -> None:

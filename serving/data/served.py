@@ -9,6 +9,7 @@ from models.servable import Servable
 from models.signature import Signature
 from registry.model_settings import ModelSettings
 from serving.codec.v2_plan import V2Plan
+from serving.data.batch_run import GroupKey, usual_key
 from serving.data.batcher import Batcher
 from serving.data.model_gate import ModelGate
 from serving.metrics.page import VersionCounters
@@ -25,6 +26,7 @@ class ServedVersion:
 
     ``gate``: shared with the other versions of the model. ``headers``: what says of an answer which
     version it is about; ``json_prefix``: the lines of these and of the JSON content type.
+    ``usual_key``: the group of what the plan decodes.
     """
 
     model: str
@@ -40,12 +42,14 @@ class ServedVersion:
     plan: V2Plan = field(init=False)
     headers: Headers = field(init=False)
     json_prefix: bytes = field(init=False)
+    usual_key: GroupKey = field(init=False)
     timeout_ns: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.plan = V2Plan(
             self.signature, self.model, self.version, is_batchable=self.batcher.is_batchable
         )
+        self.usual_key = usual_key(self.signature)
         self.headers = version_headers(self.version, self.digest)
         self.json_prefix = b"".join(b"%s: %s\r\n" % line for line in (JSON_TYPE, *self.headers))
         self.timeout_ns = self.timeout_ms * NS_PER_MS

@@ -37,6 +37,7 @@ OVERFLOW_MODEL: Final = "_other"
 # Names of this module, because every attribute look-up counts in a request of ten increments.
 DURATION_START: Final = layout.DURATION.start
 DURATION_SUM: Final = layout.DURATION.sum_cell
+BY_OK: Final = BY_CODE + CODE_CELL[200]
 QUEUE_START: Final = layout.QUEUE.start
 QUEUE_SUM: Final = layout.QUEUE.sum_cell
 
@@ -66,6 +67,9 @@ class VersionCounters:
 
     def request_done(self, code: int, rows: int, timing: Timing | None) -> None:
         """Count a request out. ``timing``: None where it never came to a run."""
+        if code == 200 and timing is not None:
+            self.request_answered(rows, *timing)
+            return
         cells, base = self._cells, self._base
         cells[base + IN_FLIGHT] -= 1
         cells[base + BY_CODE + CODE_CELL.get(code, OTHER_CODE_CELL)] += 1
@@ -74,16 +78,29 @@ class VersionCounters:
         total_ns = timing.total_ns
         cells[base + DURATION_START + bisect_left(DURATION_BOUNDS_NS, total_ns)] += 1
         cells[base + DURATION_SUM] += total_ns
-        if code != 200:
-            cells[base + FAIL_NS] += total_ns
-            return
-        queue_ns = timing.queue_ns
+        cells[base + FAIL_NS] += total_ns
+
+    def request_answered(
+        self,
+        rows: int,
+        total_ns: int,
+        queue_ns: int,
+        input_ns: int,
+        infer_ns: int,
+        output_ns: int,
+    ) -> None:
+        """Count a request out that was answered with 200, as ``request_done`` does."""
+        cells, base = self._cells, self._base
+        cells[base + IN_FLIGHT] -= 1
+        cells[base + BY_OK] += 1
+        cells[base + DURATION_START + bisect_left(DURATION_BOUNDS_NS, total_ns)] += 1
+        cells[base + DURATION_SUM] += total_ns
         cells[base + ROWS] += rows
         cells[base + QUEUE_START + bisect_left(DURATION_BOUNDS_NS, queue_ns)] += 1
         cells[base + QUEUE_SUM] += queue_ns
-        cells[base + INPUT_NS] += timing.input_ns
-        cells[base + INFER_NS] += timing.infer_ns
-        cells[base + OUTPUT_NS] += timing.output_ns
+        cells[base + INPUT_NS] += input_ns
+        cells[base + INFER_NS] += infer_ns
+        cells[base + OUTPUT_NS] += output_ns
 
     def request_refused(self, code: int) -> None:
         """Count a request that was turned away before it was counted in."""
