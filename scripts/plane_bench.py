@@ -76,7 +76,7 @@ def build_plane(servable: OnnxServable, *, may_inline: bool) -> tuple[DataPlane,
     digest = "sha256:" + "ab" * 32
     served = ServedVersion(
         "fraud", 1, digest, servable.signature, servable, batcher, counters,
-        settings.timeout_ms, settings.max_output_bytes, ModelGate("fraud"),
+        settings.timeout_ms, settings.max_output_bytes, gate=ModelGate("fraud"),
     )  # fmt: skip
     view = VersionView("fraud", 1, State.READY, "", digest, servable.signature.to_json(), served)
     model = ModelView("fraud", {1: view}, {}, Traffic.whole(1))

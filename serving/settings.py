@@ -114,6 +114,11 @@ class Settings:
         low=0, high=1000,
     )  # fmt: skip
     max_run_s: float = _setting(60.0, "Seconds one run may take before it is ended.", low=0.01)
+    response_cache_bytes: int = _setting(
+        0,
+        "Bytes of outputs that each worker keeps, to answer equal requests without a run. 0: none.",
+        low=0, is_size=True,
+    )  # fmt: skip
     load_timeout_s: float = _setting(
         600.0, "Seconds a load may take in the workers before it counts as failed.", low=1
     )

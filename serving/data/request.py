@@ -19,6 +19,7 @@ from serving.data.batch_queue import Member, Outcome, Result
 from serving.data.call import LENGTH_HEADER, Answer, InferCall
 from serving.data.deadline import json_length, timeout_ns
 from serving.data.refusal import error_answer, reason_of
+from serving.data.response_cache import Key, key_of
 from serving.data.served import ServedVersion
 from serving.errors import Cancelled, PayloadTooLarge, status_of
 from serving.metrics.page import PlaneCounters, Timing
@@ -48,8 +49,8 @@ class Request:
     ``done`` is called exactly once, or never after ``cancel``.
     """
 
-    __slots__ = ("_call", "_decoded", "_done", "_is_over", "_member", "_owner", "_start_ns",
-                 "_version", "handle")  # fmt: skip
+    __slots__ = ("_cache_key", "_call", "_decoded", "_done", "_is_over", "_member", "_owner",
+                 "_start_ns", "_version", "handle")  # fmt: skip
 
     def __init__(
         self,
@@ -64,6 +65,7 @@ class Request:
         self._call = call
         self._done = done
         self._is_over = False
+        self._cache_key: Key | None = None
         self._member: Member | None = None
         self._decoded: v1.PredictCall | v2.InferCall | None = None
         self._start_ns = owner.clock()
@@ -109,6 +111,18 @@ class Request:
             version.counters.unknown_columns(decoded.unknown_columns)
         self._decoded = decoded
         left_ns = timeout_ns(call.head.timeout_ms, timeout_us, version.timeout_ns)
+        if version.cache is not None and len(call.body) < OFF_LOOP_BYTES:
+            start_ns = self._owner.clock()
+            self._cache_key = key_of(
+                (version.model, version.version), version.digest, decoded.inputs, outputs
+            )
+            kept = version.cache.get(self._cache_key)
+            lookup_ns = self._owner.clock() - start_ns
+            version.counters.cache_asked(lookup_ns, is_hit=kept is not None)
+            if kept is not None:
+                self._cache_key = None
+                self._computed(Result(list(kept), 0, 0, 0, 0, 0))
+                return
         self._member = version.batcher.enqueue(
             decoded.inputs, decoded.rows, outputs, self._start_ns + left_ns, self._computed, key
         )
@@ -123,6 +137,8 @@ class Request:
         size_bytes = 0
         for array in arrays:
             size_bytes += array.nbytes
+        if self._cache_key is not None and self._version.cache is not None:
+            self._version.cache.put(self._cache_key, arrays)
         if size_bytes > limit_bytes:
             self._fail(_too_large(size_bytes, limit_bytes))
         elif size_bytes < OFF_LOOP_BYTES:

@@ -12,6 +12,7 @@ from serving.codec.v2_plan import V2Plan
 from serving.data.batch_run import GroupKey, usual_key
 from serving.data.batcher import Batcher
 from serving.data.model_gate import ModelGate
+from serving.data.response_cache import ResponseCache
 from serving.metrics.page import VersionCounters
 from serving.settings import MIB, Settings
 from serving.web.errors import JSON_TYPE, Headers
@@ -24,9 +25,9 @@ N = TypeVar("N", int, float)
 class ServedVersion:
     """A version that answers, with all that it needs to; the target of the serving map.
 
-    ``gate``: shared with the other versions of the model. ``headers``: what says of an answer which
-    version it is about; ``json_prefix``: the lines of these and of the JSON content type.
-    ``usual_key``: the group of what the plan decodes.
+    ``cache``: of all versions of the worker; None: off. ``gate``: of all versions of the model.
+    ``headers``: what says of an answer which version it is about. ``json_prefix``: the lines of
+    these and of the JSON content type. ``usual_key``: the group of what the plan decodes.
     """
 
     model: str
@@ -38,6 +39,7 @@ class ServedVersion:
     counters: VersionCounters
     timeout_ms: int
     max_output_bytes: int = 256 * MIB
+    cache: ResponseCache | None = None
     gate: ModelGate = field(default_factory=lambda: ModelGate(""))
     plan: V2Plan = field(init=False)
     headers: Headers = field(init=False)

@@ -102,6 +102,12 @@ class VersionCounters:
         cells[base + INFER_NS] += infer_ns
         cells[base + OUTPUT_NS] += output_ns
 
+    def cache_asked(self, lookup_ns: int, *, is_hit: bool) -> None:
+        """Count a look into the response cache; a hit is answered without a run."""
+        cells, base = self._cells, self._base
+        cells[base + (layout.CACHE_HITS if is_hit else layout.CACHE_MISSES)] += 1
+        cells[base + (layout.CACHE_HIT_NS if is_hit else layout.CACHE_MISS_NS)] += lookup_ns
+
     def request_refused(self, code: int) -> None:
         """Count a request that was turned away before it was counted in."""
         self._cells[self._base + BY_CODE + CODE_CELL.get(code, OTHER_CODE_CELL)] += 1

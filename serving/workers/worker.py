@@ -25,6 +25,7 @@ from serving.data.app import create_data_app
 from serving.data.batcher import Batcher, BatchLimits
 from serving.data.data_plane import DataPlane, RequestHead, ServedVersion
 from serving.data.model_gate import ModelGate
+from serving.data.response_cache import ResponseCache
 from serving.data.run_policy import RunPolicy, has_one_shape
 from serving.data.run_pool import RunPool
 from serving.fleet import VersionKey
@@ -73,6 +74,8 @@ class Worker:
         self._region = memory.writer(hello.slot)
         self._holds_target = asyncio.Event()
         self._runs = RunPool(MAX_RUNS)
+        cache_bytes = hello.settings.response_cache_bytes
+        self._cache = ResponseCache(cache_bytes) if cache_bytes else None
         self._gates: dict[str, ModelGate] = {}
         serving_map: ServingMap[ServedVersion] = ServingMap()
         self._reconciler = Reconciler(
@@ -84,7 +87,7 @@ class Worker:
             build=self._serve,
             configure=lambda served, settings: served.apply(settings, hello.settings),
             mark_loading=self._mark_loading,
-            forget=lambda key: self._region.drop_version(*key),
+            forget=self._forget,
             report=self._report,
         )
         self._plane = DataPlane(serving_map, self._region.plane, hello.settings, memory.statistics)
@@ -166,6 +169,11 @@ class Worker:
         body = {} if key is None else {"model": key[0], "version": key[1]}
         self._wire.post(messages.LOADING, body)
 
+    def _forget(self, key: VersionKey) -> None:
+        self._region.drop_version(*key)
+        if self._cache is not None:
+            self._cache.forget(key)
+
     def _serve(self, version: TargetVersion, servable: Servable) -> ServedVersion:
         settings = self._hello.settings
         counters = self._region.version(version.model, version.version)
@@ -191,6 +199,7 @@ class Worker:
             counters=counters,
             timeout_ms=settings.timeout_ms,
             max_output_bytes=settings.max_output_bytes,
+            cache=self._cache,
             gate=self._gates.setdefault(version.model, ModelGate(version.model)),
         )
 
@@ -210,11 +219,13 @@ class Worker:
 def _policy(version: TargetVersion, settings: Settings) -> RunPolicy:
     """Return how a version starts out; a run with control flow may go on for ever."""
     inspection = version.inspection
+    is_alike = has_one_shape(inspection.signature)
     return RunPolicy(
         max_batch_rows=settings.max_batch_rows,
         run_s=inspection.run_s,
-        may_inline=not inspection.has_control_flow,
-        has_one_shape=has_one_shape(inspection.signature),
+        # Requests that are never merged are not told apart by shape.
+        may_inline=not inspection.has_control_flow and (is_alike or inspection.is_batchable),
+        has_one_shape=is_alike,
     )
 
 

@@ -84,7 +84,7 @@ class Plane:
         )
         served = ServedVersion(
             model, version, DIGEST, servable.signature, servable, batcher, counters,
-            self.settings.timeout_ms, self.settings.max_output_bytes, ModelGate(model),
+            self.settings.timeout_ms, self.settings.max_output_bytes, gate=ModelGate(model),
         )  # fmt: skip
         self._add_view(model, version, State.READY, "loaded", served)
         self.routes[model] = version
