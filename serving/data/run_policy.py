@@ -30,6 +30,8 @@ _RETURN_GAIN: Final = 0.12
 _FIRST_TRIAL: Final = 64
 _LAST_TRIAL: Final = 4096
 _TRIAL_MEMBERS: Final = 4
+# Runs until the next trial after one that said something new.
+_SOON: Final = 8
 # Shapes that are told apart; an unknown one runs in a thread until it was measured.
 _MAX_SHAPES: Final = 64
 
@@ -85,20 +87,22 @@ class RunCost:
     def rows_within(self, limit_ns: float) -> int:
         """Return how many rows a run may have to take ``limit_ns`` at most; never under one."""
         fixed, each = self.line()
-        return max(1, int((limit_ns - fixed) / each)) if each > 0 else 1 << 30
+        return max(1, int((limit_ns - fixed) / each + 1e-6)) if each > 0 else 1 << 30
 
 
 class MergeGain:
     """Whether requests that share a run take less time a row than alone; tried again now and then.
 
-    Trials get rarer the more often they agree, so that they cost nothing that could be measured.
+    Trials get rarer the more often they agree, so that they cost nothing that could be measured,
+    and closer where one does not.
     """
 
-    __slots__ = ("_alone_ns", "_alone_runs", "_left", "_merged_ns", "_merged_runs", "_trial",
-                 "is_merging")  # fmt: skip
+    __slots__ = ("_alone_ns", "_alone_runs", "_is_trial", "_left", "_merged_ns", "_merged_runs",
+                 "_trial", "is_merging")  # fmt: skip
 
     def __init__(self) -> None:
         self.is_merging = True
+        self._is_trial = False
         self._alone_ns = self._merged_ns = 0.0
         self._alone_runs = self._merged_runs = 0
         self._trial = self._left = _FIRST_TRIAL
@@ -108,29 +112,43 @@ class MergeGain:
         if waiting < 2:
             return 1
         self._left -= 1
-        if self._left < _TRUSTED_RUNS:
-            # A trial is a few runs of the other kind.
-            if self._left <= 0:
-                self._left = self._trial = min(2 * self._trial, _LAST_TRIAL)
-            return 1 if self.is_merging else _TRIAL_MEMBERS
-        return waiting if self.is_merging else 1
+        self._is_trial = self._left <= 0
+        if self._is_trial:
+            self._left = self._trial
+        if self.is_merging is self._is_trial:
+            return 1
+        return _TRIAL_MEMBERS if self._is_trial else waiting
 
     def add(self, members: int, rows: int, run_ns: float) -> None:
         """Take a measurement of a run that ``members`` requests shared."""
         each_ns = run_ns / max(rows, 1)
+        is_trial, self._is_trial = self._is_trial, False
         if members == 1:
             self._alone_ns = _blended(self._alone_ns, each_ns, self._alone_runs)
             self._alone_runs += 1
+            alone_ns, merged_ns = each_ns, self._merged_ns
         else:
             self._merged_ns = _blended(self._merged_ns, each_ns, self._merged_runs)
             self._merged_runs += 1
+            alone_ns, merged_ns = self._alone_ns, each_ns
         if min(self._alone_runs, self._merged_runs) < _TRUSTED_RUNS:
+            if is_trial:
+                self._left = _SOON
             return
-        gain = 1 - self._merged_ns / max(self._alone_ns, 1.0)
-        is_merging = gain >= (MIN_GAIN if self.is_merging else _RETURN_GAIN)
+        if is_trial:
+            if self._gains(alone_ns, merged_ns) is self.is_merging:
+                self._trial = min(2 * self._trial, _LAST_TRIAL)
+                self._left = self._trial
+            else:
+                self._left = _SOON
+        is_merging = self._gains(self._alone_ns, self._merged_ns)
         if is_merging != self.is_merging:
             self.is_merging = is_merging
             self._trial = self._left = _FIRST_TRIAL
+
+    def _gains(self, alone_ns: float, merged_ns: float) -> bool:
+        gain = 1 - merged_ns / max(alone_ns, 1.0)
+        return gain >= (MIN_GAIN if self.is_merging else _RETURN_GAIN)
 
 
 def _blended(old: float, new: float, runs: int) -> float:
