@@ -18,7 +18,7 @@ from registry.serving_map import ServingMap, VersionView
 from serving.data.call import Answer, InferCall, Pending, RequestHead
 from serving.data.model_gate import ModelFull
 from serving.data.refusal import InFlightFull, error_answer, reason_of
-from serving.data.request import Request
+from serving.data.request import OnAnswered, Request
 from serving.data.served import ServedVersion, version_headers
 from serving.errors import status_of
 from serving.metrics.page import PlaneCounters
@@ -65,6 +65,8 @@ class DataPlane:
         self.statistics = statistics
         self.plane_counters = plane
         self.clock = clock
+        # Told of each answer with 200 once its caller has it; it must be quick and not raise.
+        self.on_answered: OnAnswered | None = None
         self._max_in_flight = settings.max_in_flight
         self._in_flight = 0
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 from models.errors import InputRefused, RunFailed, RunTerminated
 from models.servable import Array
@@ -32,11 +32,16 @@ OFF_LOOP_BYTES: Final = 256 * 1024
 _BINARY_TYPE: Final = (b"content-type", b"application/octet-stream")
 
 
+Decoded: TypeAlias = v1.PredictCall | v2.InferCall
+OnAnswered: TypeAlias = Callable[[InferCall, ServedVersion, Decoded, Result], None]
+
+
 class Owner(Protocol):
     """What a request gives back and counts into at its end; the data plane is one."""
 
     plane_counters: PlaneCounters
     clock: Callable[[], int]
+    on_answered: OnAnswered | None
 
     def left(self, request: Request) -> None:
         """Take back the permits of a request that is over."""
@@ -67,7 +72,7 @@ class Request:
         self._is_over = False
         self._cache_key: Key | None = None
         self._member: Member | None = None
-        self._decoded: v1.PredictCall | v2.InferCall | None = None
+        self._decoded: Decoded | None = None
         self._start_ns = owner.clock()
 
     def start(self) -> None:
@@ -90,7 +95,7 @@ class Request:
         self._owner.plane_counters.rejected("cancelled")
         self._end(status_of(Cancelled()), 0, None)
 
-    def _decode(self) -> v1.PredictCall | v2.InferCall:
+    def _decode(self) -> Decoded:
         call, version = self._call, self._version
         if call.protocol == "v2":
             return version.plan.decode(call.body, json_length(call.head.json_length))
@@ -98,7 +103,7 @@ class Request:
             call.body, version.signature, is_batchable=version.batcher.is_batchable
         )
 
-    def _submit(self, decoded: v1.PredictCall | v2.InferCall) -> None:
+    def _submit(self, decoded: Decoded) -> None:
         call, version = self._call, self._version
         outputs = timeout_us = key = None
         if isinstance(decoded, v2.InferCall):
@@ -202,6 +207,8 @@ class Request:
         )
         owner.left(self)
         self._done(answer)
+        if owner.on_answered is not None and decoded is not None:
+            owner.on_answered(self._call, self._version, decoded, result)
 
     def _fail(self, error: Exception) -> None:
         if self._is_over:
