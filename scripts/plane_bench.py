@@ -161,10 +161,66 @@ def stages(plane: DataPlane, served: ServedVersion, body: bytes, rows: int, merg
     print(f"  stages, {rows} rows: {text}")
 
 
+async def latencies(plane: DataPlane, body: bytes, count: int, every_s: float) -> list[float]:
+    """Send ``count`` requests at a fixed rate, whatever comes back; return milliseconds, sorted."""
+    loop = asyncio.get_running_loop()
+    head = RequestHead("bench-request-id")
+    found: list[float] = []
+    ended = loop.create_future()
+
+    def send(due: float) -> None:
+        def answered(_: Answer) -> None:
+            # From when it was due: a loop that is late is late for its callers.
+            found.append((time.perf_counter() - due) * 1e3)
+            if len(found) == count:
+                ended.set_result(None)
+
+        plane.begin(InferCall("v2", "fraud", None, head, body), answered)
+
+    start = time.perf_counter() + 0.01
+    for index in range(count):
+        due = start + index * every_s
+        # The loop's own clock counts whole milliseconds.
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        send(due)
+    await ended
+    return sorted(found)
+
+
+async def neighbours(servable: OnnxServable) -> None:
+    """Print what a batch job on another version does to the p99 of a quick one."""
+    plane, _ = build_plane(servable, may_inline=True)
+    other, _ = build_plane(servable, may_inline=True)
+    quick, large = body_of(servable, 1), body_of(servable, 1000)
+    await closed_loop(plane, quick, 1, 200)
+    await closed_loop(other, large, 2, 20)
+
+    async def job() -> None:
+        while True:
+            await closed_loop(other, large, 2, 40)
+
+    ratios = []
+    for _ in range(5):
+        alone = await latencies(plane, quick, 1000, 0.002)
+        task = asyncio.create_task(job())
+        beside = await latencies(plane, quick, 1000, 0.002)
+        task.cancel()
+        await asyncio.wait((task,))
+        while other.in_flight:
+            await asyncio.sleep(0.01)
+        ratios.append(beside[989] / alone[989])
+        print(
+            f"  quick version, 500/s: alone p50 {alone[499]:.2f} p99 {alone[989]:.2f} ms; beside a "
+            f"batch job p50 {beside[499]:.2f} p99 {beside[989]:.2f} ms"
+        )
+    print(f"  p99 beside / alone: {sorted(ratios)[2]:.2f} (median of 5)")
+
+
 async def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--neighbours", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="plane-bench-") as folder:
         servable = load_model(Path(folder))
@@ -183,6 +239,8 @@ async def main() -> None:
         plane, served = build_plane(servable, may_inline=True)
         stages(plane, served, body_of(servable, 1), 1, 64)
         stages(plane, served, body_of(servable, 64), 64, 1)
+        if options.neighbours:
+            await neighbours(servable)
         if options.profile:
             body = body_of(servable, 1)
             with cProfile.Profile() as profile:

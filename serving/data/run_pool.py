@@ -60,6 +60,11 @@ class PriorityExecutor(Executor):
         return self._pool.submit(self.priority, function, *arguments, **named)
 
 
+def background_executor(threads: int) -> ThreadPoolExecutor:
+    """Return threads for what is no run and may wait, which give way like a run of priority 0."""
+    return ThreadPoolExecutor(threads, "background", _give_way, (NORMAL_NICE,))
+
+
 def _give_way(nice: int) -> None:
     # Where the system does not let a thread be scheduled, it runs like any other.
     with contextlib.suppress(OSError):

@@ -27,7 +27,7 @@ from serving.data.data_plane import DataPlane, RequestHead, ServedVersion
 from serving.data.model_gate import ModelGate
 from serving.data.response_cache import ResponseCache
 from serving.data.run_policy import RunPolicy, has_one_shape
-from serving.data.run_pool import RunPool
+from serving.data.run_pool import RunPool, background_executor
 from serving.fleet import VersionKey
 from serving.logs import configure_logs
 from serving.metrics.page import MetricsMemory
@@ -52,6 +52,8 @@ MAX_RUNS: Final = 32
 # After max_run_s a run is told to end and has some seconds for it; one that goes on past this
 # holds a thread and a version for good, and only a new process helps.
 STUCK_AFTER_S: Final = 10.0
+# Threads that decode and encode what is large; the interpreter lets one at a time go on anyway.
+CODEC_THREADS: Final = 4
 # A thread that decodes a large body gives the interpreter to the event loop after this time, not
 # after Python's 5 ms.
 SWITCH_S: Final = 0.0005
@@ -244,6 +246,8 @@ async def _live(
         if hello.cpus:
             os.sched_setaffinity(0, hello.cpus)
         sys.setswitchinterval(SWITCH_S)
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(background_executor(CODEC_THREADS))
         memory = MetricsMemory.attach(metrics_fd, hello.slots)
         worker = Worker(hello, wire, listener, memory, loader_factory(hello.threads))
         trim()
