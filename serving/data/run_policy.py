@@ -160,12 +160,21 @@ def _blended(old: float, new: float, runs: int) -> float:
 class _Shape:
     """What is known of requests of one shape beside the rows."""
 
-    __slots__ = ("cost", "gain", "is_inline")
+    __slots__ = ("cost", "gains", "is_inline")
 
     def __init__(self) -> None:
         self.cost = RunCost()
-        self.gain = MergeGain()
+        # By the size of requests: single rows gain much where requests of many rows gain nothing.
+        self.gains: dict[int, MergeGain] = {}
         self.is_inline = False
+
+    def gain(self, rows: int) -> MergeGain:
+        """Return what is known of requests of about ``rows`` rows: within a factor of two."""
+        size = rows.bit_length()
+        found = self.gains.get(size)
+        if found is None:
+            found = self.gains[size] = MergeGain()
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +219,7 @@ class RunPolicy:
         cost = shape.cost
         one_ns = cost.expected_ns(1)
         shape.is_inline = one_ns < (LEAVE_NS if shape.is_inline else INLINE_NS)
-        members = shape.gain.members(waiting)
+        members = shape.gain(rows).members(waiting)
         if self._may_inline and shape.is_inline and cost.expected_ns(rows) <= FLUSH_NS:
             return Cut(True, min(self._max_batch_rows, cost.rows_within(FLUSH_NS)), members)
         limit_ns = max(THREAD_BATCH_NS, 4 * one_ns)
@@ -231,9 +240,4 @@ class RunPolicy:
                 del self._shapes[next(iter(self._shapes))]
             shape = self._shapes[key] = _Shape()
         shape.cost.add(rows, run_ns)
-        shape.gain.add(members, rows, run_ns)
-
-    def is_merging(self) -> bool:
-        """Return whether merging pays for what came so far."""
-        shapes = [self._only] if self._only else list(self._shapes.values())
-        return not shapes or any(shape.gain.is_merging for shape in shapes)
+        shape.gain(rows // members).add(members, rows, run_ns)
