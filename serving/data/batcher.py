@@ -279,7 +279,6 @@ class Batcher:
         positions = None if outputs is None else [self._outputs[name] for name in outputs]
         member = Member(inputs, rows, key, positions, done, now_ns, deadline_ns)
         queue.add(member)
-        self._counters.queue_depth = queue.rows
         if deadline_ns < self._earliest_ns:
             self._earliest_ns = deadline_ns
         self._wake()
@@ -331,16 +330,20 @@ class Batcher:
 
     def _wake(self) -> None:
         if self._is_woken:
-            if self._delay is not None and self._queue.rows >= self._limits.max_batch_rows:
-                self._flush_soon()
+            if self._delay is not None:
+                self._counters.queue_depth = self._queue.rows
+                if self._queue.rows >= self._limits.max_batch_rows:
+                    self._flush_soon()
             return
         if self._busy >= self._limits.run_slots:
             # Nothing will look at the queue before a run ends, and a deadline may be sooner.
+            self._counters.queue_depth = self._queue.rows
             self._arm()
         elif self._limits.max_delay_ms and self._is_merging:
             self._is_woken = True
             delay_s = self._limits.max_delay_ms / 1000
             self._delay = self._running_loop().call_later(delay_s, self._flush)
+            self._counters.queue_depth = self._queue.rows
             self._arm()
         else:
             self._flush_soon()

@@ -211,8 +211,8 @@ class Worker:
 
     def _stuck(self) -> str:
         """Return the version that has a run which does not end although it was told to."""
-        limit_s = self._hello.settings.max_run_s + STUCK_AFTER_S
         for served in self._reconciler.held():
+            limit_s = served.batcher.limits.max_run_s + STUCK_AFTER_S
             if served.batcher.statistics().oldest_run_s > limit_s:
                 return f"{served.model}/{served.version}"
         return ""
