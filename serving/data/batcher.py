@@ -14,126 +14,34 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
-from functools import partial
-from typing import Final, Protocol, TypeAlias
+from typing import Final
 
-from models.errors import InputRefused, RunFailed, RunTerminated
 from models.servable import Array, Servable
 from registry.errors import NotReady
+from serving.data import run_slots
 from serving.data.batch_queue import BatchQueue, Done, Member, Outcome, Result
-from serving.data.batch_run import GroupKey, RowsMismatch, RunTiming, compute, group_key
-from serving.data.run_policy import FLUSH_NS, Cut
+from serving.data.batch_run import GroupKey, RowsMismatch, RunTiming, group_key
+from serving.data.batch_terms import (
+    BatchCounters,
+    BatcherStatistics,
+    BatchLimits,
+    Policy,
+    Unmeasured,
+)
+from serving.data.run_policy import FLUSH_NS
 from serving.data.run_pool import PriorityExecutor
+from serving.data.run_slots import Run, RunSlots
 from serving.errors import DeadlineExpired, QueueFull
 
-__all__ = ["BatchLimits", "Batcher", "BatcherStatistics", "Member", "Result"]
+__all__ = ["BatchLimits", "Batcher", "BatcherStatistics", "Member", "Policy", "Result"]
 
 _log = logging.getLogger(__name__)
 
-# How long a run may go on after it was told to end, before its callers get their answer anyway.
-TERMINATE_GRACE_S: Final = 2.0
 NS: Final = 1_000_000_000
 NS_PER_MS: Final = 1_000_000
 # Deadlines that lie closer together than this are looked at together.
 _DEADLINE_STEP_NS: Final = NS_PER_MS
 _NEVER_NS: Final = 2**63
-_Computed: TypeAlias = tuple[list[list[Array]], RunTiming]
-
-
-class BatchCounters(Protocol):
-    """What the batcher counts, all from the event loop's thread; ``VersionCounters`` is one."""
-
-    queue_depth: int
-
-    def run_started(self) -> None:
-        """Say that the version computes from now on."""
-        ...
-
-    def run_ended(self) -> None:
-        """Say that a run is over, however it ended."""
-        ...
-
-    def batch_done(self, rows: int, infer_ns: int, input_ns: int, output_ns: int) -> None:
-        """Count one run that gave answers."""
-        ...
-
-
-class Policy(Protocol):
-    """Decides where and how large runs are; ``RunPolicy`` is one."""
-
-    def cut(self, key: GroupKey, rows: int, waiting: int) -> Cut:
-        """Return what a run led by a request of ``rows`` rows may be, with ``waiting`` like it."""
-        ...
-
-    def expected_ns(self, key: GroupKey, rows: int) -> float:
-        """Return what a run should take; 0 where too little is known."""
-        ...
-
-    def measured(self, key: GroupKey, members: int, rows: int, run_ns: int) -> None:
-        """Take what a run took."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class BatchLimits:
-    """Bounds of one version in one worker.
-
-    ``run_slots``: runs under way at once. ``max_delay_ms``: how long the first request may wait for
-    others to share its run; 0: only for what arrives with it. ``is_merging``: requests may share.
-    """
-
-    queue_rows: int
-    max_batch_rows: int
-    max_run_s: float
-    run_slots: int = 1
-    max_delay_ms: float = 0.0
-    is_merging: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class BatcherStatistics:
-    """A snapshot: what waits, what runs, and how long the oldest run has been under way."""
-
-    queued_requests: int
-    queued_rows: int
-    runs: int
-    oldest_run_s: float
-    is_merging: bool
-
-
-class _Threads:
-    """The policy without measurements: everything in a thread, batches as large as they may be."""
-
-    def __init__(self, max_batch_rows: int) -> None:
-        self._max_batch_rows = max_batch_rows
-
-    def cut(self, key: GroupKey, rows: int, waiting: int) -> Cut:  # noqa: ARG002 - the protocol's
-        return Cut(is_inline=False, max_rows=self._max_batch_rows, max_members=waiting)
-
-    def expected_ns(self, key: GroupKey, rows: int) -> float:  # noqa: ARG002 - the protocol's
-        return 0.0
-
-    def measured(self, key: GroupKey, members: int, rows: int, run_ns: int) -> None:
-        pass
-
-
-class _Run:
-    """One call of the servable. ``started_ns`` is set by the thread when it really begins.
-
-    ``parts``: what the slot runs after it. ``is_overdue``: it was told to end. ``is_bystander``:
-    another one was, which ends all of them.
-    """
-
-    __slots__ = ("is_bystander", "is_overdue", "members", "parts", "started_ns", "timer")
-
-    def __init__(self, members: Sequence[Member], parts: list[list[Member]]) -> None:
-        self.members = members
-        self.parts = parts
-        self.started_ns = 0
-        self.is_overdue = False
-        self.is_bystander = False
-        self.timer: asyncio.TimerHandle | None = None
 
 
 class Batcher:
@@ -157,19 +65,25 @@ class Batcher:
         policy: Policy | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._servable = servable
         self._name = name
         self._is_batchable = is_batchable
         self._loses_rows = False
         self._limits = limits
         self._counters = counters
         self._executor = executor
-        self._policy = policy or _Threads(limits.max_batch_rows)
+        self._policy = policy or Unmeasured(limits.max_batch_rows)
         self._clock = clock
         self._outputs = {spec.name: i for i, spec in enumerate(servable.signature.outputs)}
         self._queue = BatchQueue()
-        self._runs: set[_Run] = set()
-        self._busy = 0
+        self._slots = RunSlots(
+            self,
+            servable,
+            name=name,
+            is_rowwise=is_batchable,
+            counters=counters,
+            executor=executor,
+            clock=clock,
+        )
         self._is_woken = False
         self._delay: asyncio.TimerHandle | None = None
         self._is_closed = False
@@ -198,13 +112,11 @@ class Batcher:
 
     def statistics(self) -> BatcherStatistics:
         """Return what waits and runs now; a large ``oldest_run_s`` means a stuck run."""
-        now = self._clock()
-        started = [run.started_ns for run in self._runs if run.started_ns]
         return BatcherStatistics(
             queued_requests=self._queue.requests,
             queued_rows=self._queue.rows,
-            runs=self._busy,
-            oldest_run_s=(now - min(started)) / NS if started else 0.0,
+            runs=self._slots.busy,
+            oldest_run_s=self._slots.oldest_s(),
             is_merging=self._is_merging,
         )
 
@@ -299,21 +211,19 @@ class Batcher:
         self._is_closed = True
         await self._ended(timeout_s)
         for member in list(self._queue):
-            self._end(member, NotReady(f"{self._name} was unloaded before its turn"))
-        if self._busy:
-            for run in self._runs:
-                run.is_overdue = True
-            self._servable.terminate()
-            await self._ended(TERMINATE_GRACE_S)
+            self.end(member, NotReady(f"{self._name} was unloaded before its turn"))
+        if self._slots.busy:
+            self._slots.terminate()
+            await self._ended(run_slots.TERMINATE_GRACE_S)
         if self._timer is not None:
             self._timer.cancel()
-        if self._busy:
+        if self._slots.busy:
             raise TimeoutError(f"a run of {self._name} could not be ended")
 
     async def _ended(self, timeout_s: float) -> None:
         try:
             async with asyncio.timeout(timeout_s):
-                while self._busy or self._queue:
+                while self._slots.busy or self._queue:
                     self._became_idle.clear()
                     await self._became_idle.wait()
         except TimeoutError:
@@ -325,7 +235,7 @@ class Batcher:
         self._tell_idle()
 
     def _tell_idle(self) -> None:
-        if self._is_closed and not self._busy and not self._queue:
+        if self._is_closed and not self._slots.busy and not self._queue:
             self._became_idle.set()
 
     def _wake(self) -> None:
@@ -335,7 +245,7 @@ class Batcher:
                 if self._queue.rows >= self._limits.max_batch_rows:
                     self._flush_soon()
             return
-        if self._busy >= self._limits.run_slots:
+        if self._slots.busy >= self._limits.run_slots:
             # Nothing will look at the queue before a run ends, and a deadline may be sooner.
             self._counters.queue_depth = self._queue.rows
             self._arm()
@@ -365,7 +275,7 @@ class Batcher:
         self._is_woken = False
         self._delay = None
         end_ns = 0
-        while self._queue and self._busy < self._limits.run_slots:
+        while self._queue and self._slots.busy < self._limits.run_slots:
             now_ns = time.perf_counter_ns()
             if not end_ns:
                 end_ns = now_ns + FLUSH_NS
@@ -376,10 +286,9 @@ class Batcher:
             if not batch:
                 continue
             if is_inline:
-                self._run_inline(batch)
+                self._slots.run_inline(batch)
             else:
-                self._busy += 1
-                self._go_on([batch])
+                self._slots.run_in_thread(batch)
         if self._queue:
             self._arm()
         else:
@@ -399,9 +308,9 @@ class Batcher:
         if len(members) > 1 or self._queue:
             rows = sum([member.rows for member in members])
             needed_ns = self._policy.expected_ns(key, rows)
-        return self._in_time(members, now_ns, needed_ns), cut.is_inline
+        return self.in_time(members, now_ns, needed_ns), cut.is_inline
 
-    def _in_time(self, members: list[Member], now_ns: int, needed_ns: float) -> list[Member]:
+    def in_time(self, members: list[Member], now_ns: int, needed_ns: float) -> list[Member]:
         """Return those whose answer can be in time after a run of ``needed_ns``; end the others.
 
         Of a backlog the oldest are always nearly late, and computing those would leave no time for
@@ -435,9 +344,7 @@ class Batcher:
         self._timer = None
         self._armed_ns = self._earliest_ns = _NEVER_NS
         now_ns = self._clock()
-        running = [member for run in self._runs for part in (run.members, *run.parts)
-                   for member in part]  # fmt: skip
-        for member in [*self._queue, *running]:
+        for member in [*self._queue, *self._slots.members()]:
             if member.is_over:
                 continue
             if member.deadline_ns <= now_ns:
@@ -449,9 +356,10 @@ class Batcher:
 
     def _expire(self, member: Member, now_ns: int) -> None:
         waited_ms = (now_ns - member.submitted_ns) // NS_PER_MS
-        self._end(member, DeadlineExpired(f"no answer of {self._name} within {waited_ms} ms"))
+        self.end(member, DeadlineExpired(f"no answer of {self._name} within {waited_ms} ms"))
 
-    def _end(self, member: Member, outcome: Outcome) -> None:
+    def end(self, member: Member, outcome: Outcome) -> None:
+        """Tell a member how it ended, if it did not end before; for the slots."""
         if member.is_over:
             return
         self._leave_queue(member)
@@ -462,118 +370,26 @@ class Batcher:
             # One caller's trouble with its answer must not reach the others of its batch.
             _log.exception("an answer of %s could not be handed over", self._name)
 
-    def _run_inline(self, batch: list[Member]) -> None:
-        """Run a batch on the loop. Where it fails, threads go on with it: that may take longer."""
-        run = _Run(batch, [])
-        self._counters.run_started()
-        try:
-            shares, timing = self._compute(run)
-        except Exception as error:  # noqa: BLE001  a boundary: every caller is told
-            self._counters.run_ended()
-            self._busy += 1
-            self._go_on(list(reversed(self._after_failure(run, error))))
-        else:
-            self._counters.run_ended()
-            self._deliver(run, shares, timing)
+    def run_begun(self, members: Sequence[Member]) -> None:
+        """Look at the deadlines of members that wait for a run in a thread; for the slots."""
+        self._earliest_ns = min(self._earliest_ns, *(member.deadline_ns for member in members))
+        self._arm()
 
-    def _go_on(self, parts: list[list[Member]]) -> None:
-        """Run the last of ``parts`` in the slot that the caller holds, or give the slot back."""
-        while parts:
-            if part := self._in_time(parts.pop(), self._clock(), 0):
-                self._start(_Run(part, parts))
-                return
-        self._busy -= 1
+    def slot_freed(self) -> None:
+        """Go on with what waits; for the slots."""
         if self._queue and not self._is_woken:
             self._flush_soon()
         elif not self._queue:
             self._tell_idle()
 
-    def _start(self, run: _Run) -> None:
-        loop = self._running_loop()
-        self._runs.add(run)
-        run.timer = loop.call_later(self._limits.max_run_s, self._watch, run)
-        self._counters.run_started()
-        future: asyncio.Future[_Computed]
-        try:
-            future = loop.run_in_executor(self._executor, self._compute, run)
-        except RuntimeError as error:
-            # No thread to be had: its callers are told so like of any other failure.
-            future = loop.create_future()
-            future.set_exception(error)
-        future.add_done_callback(partial(self._on_end, run))
-        self._earliest_ns = min(self._earliest_ns, *(m.deadline_ns for m in run.members))
-        self._arm()
-
-    def _on_end(self, run: _Run, future: asyncio.Future[_Computed]) -> None:
-        if run.timer is not None:
-            run.timer.cancel()
-        self._runs.discard(run)
-        self._counters.run_ended()
-        try:
-            shares, timing = future.result()
-        except Exception as error:  # noqa: BLE001  a boundary: every caller is told
-            run.parts += reversed(self._after_failure(run, error))
-        else:
-            self._deliver(run, shares, timing)
-        self._go_on(run.parts)
-
-    def _compute(self, run: _Run) -> _Computed:
-        run.started_ns = self._clock()
-        members = [(member.inputs, member.rows) for member in run.members]
-        return compute(self._servable, members, is_rowwise=self._is_batchable)
-
-    def _watch(self, run: _Run) -> None:
-        """End a run that takes too long; where it does not end, free its callers all the same."""
-        loop = self._running_loop()
-        max_ns = int(self._limits.max_run_s * NS)
-        # Not begun: it still waits for a thread.
-        run_ns = self._clock() - run.started_ns if run.started_ns else 0
-        if run.is_overdue:
-            _log.error("a run of %s goes on although it was told to end", self._name)
-            for member in run.members:
-                self._end(member, self._overdue())
-        elif run_ns < max_ns:
-            run.timer = loop.call_later((max_ns - run_ns) / NS, self._watch, run)
-        else:
-            run.is_overdue = True
-            for other in self._runs - {run}:
-                other.is_bystander = True
-            run.timer = loop.call_later(TERMINATE_GRACE_S, self._watch, run)
-            self._servable.terminate()
-
-    def _after_failure(self, run: _Run, error: Exception) -> list[list[Member]]:
-        """Return what to run again, in order; a member that failed alone is told so."""
-        part = list(run.members)
-        is_ended = isinstance(error, RunTerminated)
-        if isinstance(error, RowsMismatch) and self._is_merging:
+    def rows_lost(self, error: RowsMismatch) -> None:
+        """Merge no more requests of a version that does not answer row by row; for the slots."""
+        if self._is_merging:
             _log.error("requests of %s share no run any more: %s", self._name, error)
             self._loses_rows = True
-        if is_ended and run.is_bystander and not run.is_overdue:
-            return [part]
-        if len(part) == 1:
-            self._end(part[0], self._explained(error))
-            return []
-        if is_ended:
-            # Halving would let one stuck member use up its time again at every step.
-            return [[member] for member in part]
-        middle = len(part) // 2
-        return [part[:middle], part[middle:]]
 
-    def _explained(self, error: Exception) -> InputRefused | RunFailed | RunTerminated:
-        if isinstance(error, RunTerminated):
-            return self._overdue()
-        if isinstance(error, RunFailed | InputRefused):
-            return error
-        _log.error("unplanned error in a run of %s", self._name, exc_info=error)
-        return RunFailed(f"the run of {self._name} failed")
-
-    def _overdue(self) -> RunTerminated:
-        return RunTerminated(
-            f"the run of {self._name} was ended: it took longer than max_run_s "
-            f"{self._limits.max_run_s:g}"
-        )
-
-    def _deliver(self, run: _Run, shares: list[list[Array]], timing: RunTiming) -> None:
+    def deliver(self, run: Run, shares: list[list[Array]], timing: RunTiming) -> None:
+        """Give each member of a run its rows; for the slots."""
         members = run.members
         rows = sum([member.rows for member in members])
         input_ns, infer_ns, output_ns = timing
@@ -597,5 +413,5 @@ class Batcher:
             )
             try:
                 member.done(result)
-            except Exception:  # noqa: BLE001  as in _end
+            except Exception:  # noqa: BLE001  as in end
                 _log.exception("an answer of %s could not be handed over", self._name)

@@ -444,7 +444,7 @@ async def test_a_run_that_cannot_be_ended_frees_its_callers_and_is_told_of(
     pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Callers get RunTerminated after a grace, and close says that the servable is in use."""
-    monkeypatch.setattr("serving.data.batcher.TERMINATE_GRACE_S", 0.02)
+    monkeypatch.setattr("serving.data.run_slots.TERMINATE_GRACE_S", 0.02)
     servable = FakeServable(hold=True, is_deaf=True)
     batcher = threaded(servable, pool, max_run_s=0.02)
     stuck = asyncio.create_task(batcher.submit(table(1), 1, None, FAR_NS * 10))
