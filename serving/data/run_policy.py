@@ -160,13 +160,15 @@ def _blended(old: float, new: float, runs: int) -> float:
 class _Shape:
     """What is known of requests of one shape beside the rows."""
 
-    __slots__ = ("cost", "gains", "is_inline")
+    __slots__ = ("cost", "gains", "has_run", "is_inline")
 
     def __init__(self) -> None:
         self.cost = RunCost()
         # By the size of requests: single rows gain much where requests of many rows gain nothing.
         self.gains: dict[int, MergeGain] = {}
         self.is_inline = False
+        # An inspection in another process is no proof that a run ends in this one.
+        self.has_run = False
 
     def gain(self, rows: int) -> MergeGain:
         """Return what is known of requests of about ``rows`` rows: within a factor of two."""
@@ -220,7 +222,12 @@ class RunPolicy:
         one_ns = cost.expected_ns(1)
         shape.is_inline = one_ns < (LEAVE_NS if shape.is_inline else INLINE_NS)
         members = shape.gain(rows).members(waiting)
-        if self._may_inline and shape.is_inline and cost.expected_ns(rows) <= FLUSH_NS:
+        if (
+            self._may_inline
+            and shape.has_run
+            and shape.is_inline
+            and cost.expected_ns(rows) <= FLUSH_NS
+        ):
             return Cut(True, min(self._max_batch_rows, cost.rows_within(FLUSH_NS)), members)
         limit_ns = max(THREAD_BATCH_NS, 4 * one_ns)
         return Cut(False, min(self._max_batch_rows, cost.rows_within(limit_ns)), members)
@@ -239,5 +246,6 @@ class RunPolicy:
             if len(self._shapes) >= _MAX_SHAPES:
                 del self._shapes[next(iter(self._shapes))]
             shape = self._shapes[key] = _Shape()
+        shape.has_run = True
         shape.cost.add(rows, run_ns)
         shape.gain(rows // members).add(members, rows, run_ns)

@@ -32,15 +32,23 @@ def feed(target: RunPolicy, fixed_us: float, each_us: float, turns: int = 40) ->
 
 
 def test_a_cheap_version_runs_inline_and_a_dear_one_in_a_thread() -> None:
-    """The inspection's measurement decides the first run."""
-    assert policy(50).cut(KEY, 1, 1).is_inline
-    assert not policy(5000).cut(KEY, 1, 1).is_inline
+    """The inspection's measurement counts with those of the worker."""
+    cheap, dear = policy(50), policy(5000)
+    # The first run of all is in a thread: what the inspection saw was another process.
+    assert not cheap.cut(KEY, 1, 1).is_inline
+    cheap.measured(KEY, 1, 1, 60 * US)
+    dear.measured(KEY, 1, 1, 60 * US)
+    assert cheap.cut(KEY, 1, 1).is_inline
+    assert not dear.cut(KEY, 1, 1).is_inline
 
 
 @pytest.mark.parametrize("more", [{"may_inline": False}, {"has_one_shape": False}])
 def test_what_may_not_end_or_was_not_measured_runs_in_a_thread(more: dict[str, bool]) -> None:
     """On the loop nothing could end a run; an unknown shape may take any time."""
-    assert not policy(50, **more).cut(KEY, 1, 1).is_inline
+    target = policy(50, **more)
+    if "may_inline" in more:
+        target.measured(KEY, 1, 1, 50 * US)
+    assert not target.cut(KEY, 1, 1).is_inline
 
 
 def test_a_version_that_was_not_measured_at_all_runs_in_a_thread() -> None:
@@ -71,6 +79,8 @@ def test_a_batch_in_a_thread_is_capped_by_time_too() -> None:
 def test_a_version_leaves_the_loop_later_than_it_comes() -> None:
     """Between one and two milliseconds it stays where it is."""
     inline, threaded = policy(900), policy(3000)
+    for target, run_us in ((inline, 900), (threaded, 3000)):
+        target.measured(KEY, 1, 1, run_us * US)
     assert inline.cut(KEY, 1, 1).is_inline
     for target in (inline, threaded):
         for _ in range(300):
