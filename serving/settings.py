@@ -123,10 +123,21 @@ class Settings:
     max_batch_rows: int = _setting(
         256, "Most rows of different requests that share one run. 1: never share.", low=1
     )
+    max_queue_delay_ms: float = _setting(
+        0.0,
+        "Milliseconds a request may wait for others to share its run. 0: only what arrives "
+        "together, or while a run is under way, shares one.",
+        low=0, high=1000,
+    )  # fmt: skip
     max_run_s: float = _setting(60.0, "Seconds one run may take before it is ended.", low=0.01)
     concurrent_loads: int = _setting(
         1, "Versions that may be checked, inspected and brought into RAM at once.", low=1, high=64
     )
+    response_cache_bytes: int = _setting(
+        0,
+        "Bytes of outputs that each worker keeps, to answer equal requests without a run. 0: none.",
+        low=0, is_size=True,
+    )  # fmt: skip
     load_timeout_s: float = _setting(
         600.0, "Seconds a load may take in the workers before it counts as failed.", low=1
     )

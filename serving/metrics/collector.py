@@ -161,6 +161,8 @@ class _Page(Collector):
         for name, text, cell in (
             ("rows", "Rows that were answered.", layout.ROWS),
             ("unknown_columns", "Named columns that versions do not know.", layout.UNKNOWN_COLUMNS),
+            ("cache_hits", "Requests that the response cache answered.", layout.CACHE_HITS),
+            ("cache_misses", "Requests that it could not answer.", layout.CACHE_MISSES),
         ):
             family = CounterMetricFamily(f"ramrack_{name}", text, labels=_VERSION)
             for key, numbers in self._numbers.items():

@@ -16,6 +16,7 @@ from models.errors import LoadFailed
 from models.servable import Loader, LoadSpec, Servable
 from models.signature import Signature
 from registry.lifecycle import State
+from registry.model_settings import ModelSettings
 from registry.serving_map import ModelView, ServingMap, Snapshot, VersionView
 from serving.fleet import VersionKey, VersionReport
 from serving.target import Target, TargetVersion
@@ -175,6 +176,7 @@ class Reconciler(Generic[S]):
         mark_loading: Callable[[VersionKey | None], None],
         forget: Callable[[VersionKey], None],
         report: Callable[[Report], None],
+        configure: Callable[[S, ModelSettings], None] = lambda _served, _settings: None,
     ) -> None:
         self._serving_map = serving_map
         self._loader = loader
@@ -185,6 +187,7 @@ class Reconciler(Generic[S]):
         self._mark_loading = mark_loading
         self._forget = forget
         self._report = report
+        self._configure = configure
         self._wanted: Target | None = None
         self._changed = asyncio.Event()
         self._loaded: dict[VersionKey, S] = {}
@@ -208,6 +211,8 @@ class Reconciler(Generic[S]):
         self._revive(target)
         wanted = {(v.model, v.version) for v in target.versions}
         leaving = {key: self._loaded.pop(key) for key in diff(self._forms, (), target).unloads}
+        for key, served in self._loaded.items():
+            self._set_up(key, served)
         self._refresh()  # before the drains begin, so that no new handle can appear
         for key, served in leaving.items():
             self._start_removal(key, served)
@@ -237,6 +242,10 @@ class Reconciler(Generic[S]):
     def held(self) -> tuple[S, ...]:
         """Return every version in memory, those that are being unloaded included."""
         return (*self._loaded.values(), *(r.served for r in self._removals.values()))
+
+    def _set_up(self, key: VersionKey, served: S) -> None:
+        settings = self._wanted.settings if self._wanted is not None else {}
+        self._configure(served, settings.get(key[0], ModelSettings()))
 
     def _failed(self) -> dict[VersionKey, str]:
         return {k: r.reason for k, r in self._reports.items() if r.state == State.FAILED}
@@ -316,6 +325,7 @@ class Reconciler(Generic[S]):
         wanted = self._wanted.versions if self._wanted is not None else ()
         self._forms[key] = version.form
         if any((v.model, v.version) == key and v.form == version.form for v in wanted):
+            self._set_up(key, served)
             self._loaded[key] = served
         else:
             self._start_removal(key, served)

@@ -15,7 +15,6 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import uvloop
@@ -27,9 +26,14 @@ from registry.serving_map import ServingMap
 from serving.data.app import create_data_app
 from serving.data.batcher import Batcher, BatchLimits
 from serving.data.data_plane import DataPlane, RequestHead, ServedVersion
+from serving.data.model_gate import ModelGate
+from serving.data.response_cache import ResponseCache
+from serving.data.run_policy import RunPolicy, has_one_shape
+from serving.data.run_pool import RunPool, background_executor
 from serving.fleet import VersionKey
 from serving.logs import configure_logs
 from serving.metrics.page import MetricsMemory
+from serving.settings import Settings
 from serving.target import Target, TargetVersion, parse_target
 from serving.web.handover import ConnectionQueue
 from serving.web.server import HttpServer
@@ -53,6 +57,11 @@ MAX_RUNS: Final = 32
 STUCK_AFTER_S: Final = 10.0
 # A worker comes back with all it held; without the parent there is nothing to come back to.
 OOM_SCORE: Final = 300
+# Threads that decode and encode what is large; the interpreter lets one at a time go on anyway.
+CODEC_THREADS: Final = 4
+# A thread that decodes a large body gives the interpreter to the event loop after this time, not
+# after Python's 5 ms.
+SWITCH_S: Final = 0.0005
 
 
 class Worker:
@@ -75,7 +84,10 @@ class Worker:
         self._may_accept = asyncio.Event()
         self._is_restored = False
         self._has_no_successor = asyncio.Event()
-        self._runs = ThreadPoolExecutor(MAX_RUNS, thread_name_prefix="run")
+        self._runs = RunPool(MAX_RUNS)
+        cache_bytes = hello.settings.response_cache_bytes
+        self._cache = ResponseCache(cache_bytes) if cache_bytes else None
+        self._gates: dict[str, ModelGate] = {}
         serving_map: ServingMap[ServedVersion] = ServingMap()
         self._reconciler = Reconciler(
             serving_map,
@@ -84,8 +96,9 @@ class Worker:
             threads=hello.threads,
             drain_timeout_s=hello.settings.drain_timeout_s,
             build=self._serve,
+            configure=lambda served, settings: served.apply(settings, hello.settings),
             mark_loading=self._mark_loading,
-            forget=lambda key: self._region.drop_version(*key),
+            forget=self._forget,
             report=self._report,
         )
         self._plane = DataPlane(serving_map, self._region.plane, hello.settings, memory.statistics)
@@ -193,6 +206,11 @@ class Worker:
         body = {} if key is None else {"model": key[0], "version": key[1]}
         self._wire.post(messages.LOADING, body)
 
+    def _forget(self, key: VersionKey) -> None:
+        self._region.drop_version(*key)
+        if self._cache is not None:
+            self._cache.forget(key)
+
     def _serve(self, version: TargetVersion, servable: Servable) -> ServedVersion:
         settings = self._hello.settings
         counters = self._region.version(version.model, version.version)
@@ -212,10 +230,14 @@ class Worker:
                     max_run_s=settings.max_run_s,
                 ),
                 counters=counters,
-                executor=self._runs,
+                executor=self._runs.executor(),
+                policy=_policy(version, settings),
             ),
             counters=counters,
             timeout_ms=settings.timeout_ms,
+            max_output_bytes=settings.max_output_bytes,
+            cache=self._cache,
+            gate=self._gates.setdefault(version.model, ModelGate(version.model)),
         )
 
     def _count_refused(self, error: Exception) -> None:
@@ -224,11 +246,24 @@ class Worker:
 
     def _stuck(self) -> str:
         """Return the version that has a run which does not end although it was told to."""
-        limit_s = self._hello.settings.max_run_s + STUCK_AFTER_S
         for served in self._reconciler.held():
+            limit_s = served.batcher.limits.max_run_s + STUCK_AFTER_S
             if served.batcher.statistics().oldest_run_s > limit_s:
                 return f"{served.model}/{served.version}"
         return ""
+
+
+def _policy(version: TargetVersion, settings: Settings) -> RunPolicy:
+    """Return how a version starts out; a run with control flow may go on for ever."""
+    inspection = version.inspection
+    is_alike = has_one_shape(inspection.signature)
+    return RunPolicy(
+        max_batch_rows=settings.max_batch_rows,
+        run_s=inspection.run_s,
+        # Requests that are never merged are not told apart by shape.
+        may_inline=not inspection.has_control_flow and (is_alike or inspection.is_batchable),
+        has_one_shape=is_alike,
+    )
 
 
 async def _live(
@@ -249,6 +284,9 @@ async def _live(
     try:
         if hello.cpus:
             os.sched_setaffinity(0, hello.cpus)
+        sys.setswitchinterval(SWITCH_S)
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(background_executor(CODEC_THREADS))
         memory = MetricsMemory.attach(metrics_fd, hello.regions)
         worker = Worker(hello, wire, listener, queue, memory, loader_factory(hello.threads))
         trim()

@@ -18,6 +18,7 @@ from registry.traffic import Traffic
 from serving.data.app import create_data_app
 from serving.data.batcher import Batcher, BatchLimits
 from serving.data.data_plane import DataPlane, ServedVersion
+from serving.data.model_gate import ModelGate
 from serving.metrics.page import MetricsMemory, Region
 from serving.settings import Settings
 from serving.web.server import HttpServer
@@ -78,7 +79,7 @@ class Plane:
         )
         served = ServedVersion(
             model, version, DIGEST, servable.signature, servable, batcher, counters,
-            self.settings.timeout_ms,
+            self.settings.timeout_ms, self.settings.max_output_bytes, gate=ModelGate(model),
         )  # fmt: skip
         self._add_view(model, version, State.READY, "loaded", served)
         self.routes[model] = version
