@@ -1,4 +1,4 @@
-"""Reads a request's body under caps: its type, its size before and after decoding, its time.
+"""Takes in a request's body under caps: its type, its size before and after decoding, its time.
 
 All of it is refused as early as it can be known: a body that is announced too large is never read.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from functools import lru_cache
 from typing import Final
 
 from starlette.types import Receive
@@ -41,14 +42,14 @@ _TYPES: Final = frozenset(
 
 
 class BodyReader:
-    """Reads bodies for one worker. The bytes of all of them together are bounded.
+    """Takes in bodies for one worker. The bytes of all of them together are bounded.
 
     Without that bound a few hundred callers with bodies of the allowed size would take all memory.
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._max_bytes = settings.max_body_bytes
-        self._timeout_s = settings.body_timeout_s
+        self.timeout_s = settings.body_timeout_s
+        self.max_bytes = settings.max_body_bytes
         self._budget_bytes = LARGEST_BODIES_AT_ONCE * settings.max_body_bytes
         self._held_bytes = 0
 
@@ -57,80 +58,124 @@ class BodyReader:
         """Bytes of bodies that are held now."""
         return self._held_bytes
 
+    def open(self, headers: Iterable[tuple[bytes, bytes]]) -> Intake:
+        """Return what takes in the body that ``headers`` announce; release it at the end.
+
+        Raises UnsupportedMedia, or PayloadTooLarge for a length over the limit.
+        """
+        fields = dict(headers)
+        if content_type := fields.get(b"content-type"):
+            _check_type(content_type.decode("latin-1"))
+        encoding = parse_content_encoding(fields.get(b"content-encoding", b"").decode("latin-1"))
+        self._check_length(fields.get(b"content-length"))
+        return Intake(self, encoding)
+
     @asynccontextmanager
     async def read(
         self, headers: Iterable[tuple[bytes, bytes]], receive: Receive
     ) -> AsyncIterator[bytes]:
         """Give the whole decoded body, and count it as held until the context ends.
 
-        Raises UnsupportedMedia, PayloadTooLarge, InvalidInput (broken compression), RequestTooSlow,
-        QueueFull (too many bytes held), or Cancelled (the client left).
+        Raises what ``open`` and ``Intake`` do, RequestTooSlow, or Cancelled (the client left).
         """
-        fields = dict(headers)
-        _check_type(fields.get(b"content-type", b"").decode("latin-1"))
-        encoding = parse_content_encoding(fields.get(b"content-encoding", b"").decode("latin-1"))
-        self._check_length(fields.get(b"content-length"))
-        held = _Held()
+        intake = self.open(headers)
         try:
             try:
-                async with asyncio.timeout(self._timeout_s):
-                    body = await self._collected(receive, encoding, held)
+                async with asyncio.timeout(self.timeout_s):
+                    body = await _collected(receive, intake)
             except TimeoutError as error:
-                raise RequestTooSlow(
-                    f"body: not complete within body_timeout_s {self._timeout_s:g}"
-                ) from error
-            self._hold(held, len(body) - held.size_bytes)
+                raise self.too_slow() from error
             yield body
         finally:
-            self._held_bytes -= held.size_bytes
+            intake.release()
+
+    def too_slow(self) -> RequestTooSlow:
+        """Return what is said of a body that did not come in time."""
+        return RequestTooSlow(f"body: not complete within body_timeout_s {self.timeout_s:g}")
+
+    def hold(self, more_bytes: int) -> None:
+        """Count bytes as held; raises QueueFull where there is no room for them."""
+        if self._held_bytes + more_bytes > self._budget_bytes:
+            raise QueueFull(
+                f"bodies of all requests: {self._held_bytes} of {self._budget_bytes} bytes "
+                f"in this worker, no room for {more_bytes} more"
+            )
+        self._held_bytes += more_bytes
+
+    def release(self, size_bytes: int) -> None:
+        """Count bytes as held no more."""
+        self._held_bytes -= size_bytes
 
     def _check_length(self, value: bytes | None) -> None:
         if value is None:
             return
         if not value.isdigit():
             raise InvalidInput(f"header content-length: {shown(value.decode('latin-1'))}")
-        if int(value) > self._max_bytes:
-            raise PayloadTooLarge(
-                f"body: {int(value)} bytes, at most {self._max_bytes} are allowed"
-            )
+        if int(value) > self.max_bytes:
+            raise PayloadTooLarge(f"body: {int(value)} bytes, at most {self.max_bytes} are allowed")
 
-    async def _collected(self, receive: Receive, encoding: str, held: _Held) -> bytes:
-        decoder = Decompressor(encoding, self._max_bytes)
-        is_encoded = encoding != "identity"
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise Cancelled("the client left before its request was complete")
-            chunk = message.get("body", b"")
-            self._hold(held, len(chunk))
-            if held.size_bytes > self._max_bytes:
-                raise PayloadTooLarge(f"body: larger than {self._max_bytes} bytes")
-            if is_encoded and len(chunk) > _INLINE_DECODE_BYTES:
-                await asyncio.to_thread(decoder.feed, chunk)
-            else:
-                decoder.feed(chunk)
-            if not message.get("more_body", False):
-                return decoder.finish()
 
-    def _hold(self, held: _Held, more_bytes: int) -> None:
-        if self._held_bytes + more_bytes > self._budget_bytes:
-            raise QueueFull(
-                f"bodies of all requests: {self._held_bytes} of {self._budget_bytes} bytes "
-                f"in this worker, no room for {more_bytes} more"
-            )
-        held.size_bytes += more_bytes
+class Intake:
+    """One body that comes in, piece by piece: ``count``, ``decode``, and at the end ``finish``."""
+
+    __slots__ = ("_decoder", "_held_bytes", "_is_encoded", "_reader")
+
+    def __init__(self, reader: BodyReader, encoding: str) -> None:
+        self._reader = reader
+        self._is_encoded = encoding != "identity"
+        self._decoder = Decompressor(encoding, reader.max_bytes)
+        self._held_bytes = 0
+
+    def count(self, size_bytes: int) -> None:
+        """Count the next piece, as it came; raises QueueFull or PayloadTooLarge."""
+        self._hold(size_bytes)
+        if self._held_bytes > self._reader.max_bytes:
+            raise PayloadTooLarge(f"body: larger than {self._reader.max_bytes} bytes")
+
+    def is_heavy(self, piece: bytes) -> bool:
+        """Say whether ``decode`` may take so long that it belongs into a thread."""
+        return self._is_encoded and len(piece) > _INLINE_DECODE_BYTES
+
+    def decode(self, piece: bytes) -> None:
+        """Take a counted piece; raises PayloadTooLarge or InvalidInput. Any one thread at a time.
+
+        Nothing but the decoder is touched: the other methods are the loop's.
+        """
+        self._decoder.feed(piece)
+
+    def finish(self) -> bytes:
+        """Return the whole decoded body; raises InvalidInput where it is cut off, or QueueFull."""
+        body = self._decoder.finish()
+        if self._is_encoded:
+            self._hold(len(body) - self._held_bytes)
+        return body
+
+    def release(self) -> None:
+        """Count the body as held no more; again is harmless."""
+        self._reader.release(self._held_bytes)
+        self._held_bytes = 0
+
+    def _hold(self, more_bytes: int) -> None:
+        self._reader.hold(more_bytes)
         self._held_bytes += more_bytes
 
 
-class _Held:
-    """What one request holds of the budget."""
+async def _collected(receive: Receive, intake: Intake) -> bytes:
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Cancelled("the client left before its request was complete")
+        piece = message.get("body", b"")
+        intake.count(len(piece))
+        if intake.is_heavy(piece):
+            await asyncio.to_thread(intake.decode, piece)
+        else:
+            intake.decode(piece)
+        if not message.get("more_body", False):
+            return intake.finish()
 
-    __slots__ = ("size_bytes",)
 
-    def __init__(self) -> None:
-        self.size_bytes = 0
-
-
+@lru_cache(256)
 def _check_type(value: str) -> None:
     name, *parameters = (part.strip() for part in value.lower().split(";"))
     if name and name not in _TYPES and not name.endswith("+json"):

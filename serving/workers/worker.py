@@ -24,7 +24,10 @@ from models.servable import Loader, Servable
 from registry.serving_map import ServingMap
 from serving.data.app import create_data_app
 from serving.data.batcher import Batcher, BatchLimits
+from serving.data.begin import TaskPredictions
+from serving.data.body import BodyReader
 from serving.data.data_plane import DataPlane, RequestHead, ServedVersion
+from serving.data.lane import InferLane
 from serving.fleet import VersionKey
 from serving.logs import configure_logs
 from serving.metrics.page import MetricsMemory
@@ -80,10 +83,12 @@ class Worker:
             report=self._report,
         )
         self._plane = DataPlane(serving_map, self._region.plane, hello.settings, memory.statistics)
+        bodies = BodyReader(hello.settings)
         self._server = HttpServer(
-            create_data_app(self._plane, hello.settings),
+            create_data_app(self._plane, hello.settings, bodies),
             hello.settings,
             on_refused=self._count_refused,
+            lane=InferLane(TaskPredictions(self._plane), hello.settings, bodies),
         )
 
     @property
