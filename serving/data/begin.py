@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from serving.data.data_plane import Answer, DataPlane, RequestHead
 
 
-@dataclass(frozen=True, slots=True)
-class InferCall:
+class InferCall(NamedTuple):
     """A prediction as a front hands it over; ``body`` is decompressed already."""
 
     protocol: Literal["v1", "v2"]

@@ -65,9 +65,11 @@ class BodyReader:
         """
         fields = dict(headers)
         if content_type := fields.get(b"content-type"):
-            _check_type(content_type.decode("latin-1"))
-        encoding = parse_content_encoding(fields.get(b"content-encoding", b"").decode("latin-1"))
-        self._check_length(fields.get(b"content-length"))
+            _check_type(content_type)
+        if (length := fields.get(b"content-length")) is not None:
+            self._check_length(length)
+        coding = fields.get(b"content-encoding")
+        encoding = parse_content_encoding(coding.decode("latin-1")) if coding else "identity"
         return Intake(self, encoding)
 
     @asynccontextmanager
@@ -106,9 +108,7 @@ class BodyReader:
         """Count bytes as held no more."""
         self._held_bytes -= size_bytes
 
-    def _check_length(self, value: bytes | None) -> None:
-        if value is None:
-            return
+    def _check_length(self, value: bytes) -> None:
         if not value.isdigit():
             raise InvalidInput(f"header content-length: {shown(value.decode('latin-1'))}")
         if int(value) > self.max_bytes:
@@ -116,38 +116,48 @@ class BodyReader:
 
 
 class Intake:
-    """One body that comes in, piece by piece: ``count``, ``decode``, and at the end ``finish``."""
+    """One body that comes in: ``take`` each piece, ``decode`` it where that says so, ``finish``."""
 
-    __slots__ = ("_decoder", "_held_bytes", "_is_encoded", "_reader")
+    __slots__ = ("_decoder", "_held_bytes", "_pieces", "_reader")
 
     def __init__(self, reader: BodyReader, encoding: str) -> None:
         self._reader = reader
-        self._is_encoded = encoding != "identity"
-        self._decoder = Decompressor(encoding, reader.max_bytes)
         self._held_bytes = 0
+        self._pieces: list[bytes] = []
+        is_plain = encoding == "identity"
+        self._decoder = None if is_plain else Decompressor(encoding, reader.max_bytes)
 
-    def count(self, size_bytes: int) -> None:
-        """Count the next piece, as it came; raises QueueFull or PayloadTooLarge."""
-        self._hold(size_bytes)
+    def take(self, piece: bytes) -> bool:
+        """Take the next piece as it came; return False where it must still be decoded, in a thread.
+
+        Raises QueueFull, PayloadTooLarge, or InvalidInput (broken compression).
+        """
+        self._hold(len(piece))
         if self._held_bytes > self._reader.max_bytes:
             raise PayloadTooLarge(f"body: larger than {self._reader.max_bytes} bytes")
-
-    def is_heavy(self, piece: bytes) -> bool:
-        """Say whether ``decode`` may take so long that it belongs into a thread."""
-        return self._is_encoded and len(piece) > _INLINE_DECODE_BYTES
+        if self._decoder is None:
+            self._pieces.append(piece)
+        elif len(piece) > _INLINE_DECODE_BYTES:
+            return False
+        else:
+            self._decoder.feed(piece)
+        return True
 
     def decode(self, piece: bytes) -> None:
-        """Take a counted piece; raises PayloadTooLarge or InvalidInput. Any one thread at a time.
+        """Decode a piece that ``take`` left; raises PayloadTooLarge or InvalidInput.
 
-        Nothing but the decoder is touched: the other methods are the loop's.
+        Any thread, while no other method is called.
         """
-        self._decoder.feed(piece)
+        if self._decoder is not None:
+            self._decoder.feed(piece)
 
     def finish(self) -> bytes:
         """Return the whole decoded body; raises InvalidInput where it is cut off, or QueueFull."""
+        if self._decoder is None:
+            pieces = self._pieces
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
         body = self._decoder.finish()
-        if self._is_encoded:
-            self._hold(len(body) - self._held_bytes)
+        self._hold(len(body) - self._held_bytes)
         return body
 
     def release(self) -> None:
@@ -166,17 +176,15 @@ async def _collected(receive: Receive, intake: Intake) -> bytes:
         if message["type"] == "http.disconnect":
             raise Cancelled("the client left before its request was complete")
         piece = message.get("body", b"")
-        intake.count(len(piece))
-        if intake.is_heavy(piece):
+        if not intake.take(piece):
             await asyncio.to_thread(intake.decode, piece)
-        else:
-            intake.decode(piece)
         if not message.get("more_body", False):
             return intake.finish()
 
 
 @lru_cache(256)
-def _check_type(value: str) -> None:
+def _check_type(header: bytes) -> None:
+    value = header.decode("latin-1")
     name, *parameters = (part.strip() for part in value.lower().split(";"))
     if name and name not in _TYPES and not name.endswith("+json"):
         raise UnsupportedMedia(

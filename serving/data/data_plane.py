@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from models.errors import InputRefused, RunFailed, RunTerminated
 from models.servable import Array, Servable
@@ -43,6 +43,7 @@ from serving.web.errors import (
     Headers,
     error_body,
     error_headers,
+    new_request_id,
     request_id_of,
 )
 
@@ -56,6 +57,7 @@ NS_PER_MS: Final = 1_000_000
 _NUMBER = re.compile("[0-9]{1,18}")
 _LENGTH_HEADER: Final = b"inference-header-content-length"
 _TIMEOUT_HEADER: Final = b"x-request-timeout-ms"
+_HEAD_HEADERS: Final = frozenset({REQUEST_ID, _LENGTH_HEADER, _TIMEOUT_HEADER, b"accept-encoding"})
 _BINARY_TYPE: Final = (b"content-type", b"application/octet-stream")
 _REASONS: Final[dict[type[Exception], str]] = {
     QueueFull: "queue_full",
@@ -74,8 +76,7 @@ class InFlightFull(QueueFull):
     """The worker holds as many requests as it may."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestHead:
+class RequestHead(NamedTuple):
     """What a request's head says that matters here; texts as they came, unchecked."""
 
     request_id: str
@@ -91,12 +92,13 @@ class RequestHead:
 
         ``request_id``: the one that was decided on already, if it was.
         """
+        pairs = [header for header in headers if header[0] in _HEAD_HEADERS]
+        if not pairs:
+            return cls(request_id or new_request_id())
         found: dict[bytes, str] = {}
-        pairs = list(headers)
         for name, value in pairs:
-            if name in (_LENGTH_HEADER, _TIMEOUT_HEADER, b"accept-encoding"):
-                text = value.decode("latin-1").strip()
-                found[name] = f"{found[name]},{text}" if name in found else text
+            text = value.decode("latin-1").strip()
+            found[name] = f"{found[name]},{text}" if name in found else text
         return cls(
             request_id=request_id or request_id_of(pairs),
             json_length=found.get(_LENGTH_HEADER),

@@ -60,12 +60,17 @@ class Prediction:
     bytes that came with the head: where they hold the whole body, the connection can be kept.
     """
 
-    __slots__ = (
-        "_asked", "_connection", "_head", "_headers", "_intake", "_is_decoding", "_lane",
-        "_pending", "_pieces", "_refusal", "_start_s", "is_complete", "is_expecting", "keep_alive",
-        "path", "response_started",
-    )  # fmt: skip
-
+    # Most requests need none of these set: the class holds what they begin with.
+    keep_alive = True
+    is_expecting = False
+    is_complete = False
+    response_started = False
+    path = ""
+    _intake: Intake | None = None
+    _pending: Pending | None = None
+    _refusal: Exception | None = None
+    _is_decoding = False
+    _start_s = 0.0
     _head: RequestHead
 
     def __init__(
@@ -75,17 +80,7 @@ class Prediction:
         self._connection = connection
         self._asked = asked
         self._headers = headers
-        self._intake: Intake | None = None
-        self._pending: Pending | None = None
-        self._refusal: Exception | None = None
         self._pieces: list[bytes] = []
-        self._is_decoding = False
-        self._start_s = 0.0
-        self.keep_alive = True
-        self.is_expecting = False
-        self.is_complete = False
-        self.response_started = False
-        self.path = ""
 
     def start(self) -> None:
         """Check what the head says; go on with the body unless more of it is about to come."""
@@ -161,11 +156,9 @@ class Prediction:
         if pieces:
             piece = pieces[0] if len(pieces) == 1 else b"".join(pieces)
             pieces.clear()
-            intake.count(len(piece))
-            if intake.is_heavy(piece):
+            if not intake.take(piece):
                 self._decode_in_thread(intake, piece)
                 return None
-            intake.decode(piece)
         return intake.finish() if self.is_complete else None
 
     def _decode_in_thread(self, intake: Intake, piece: bytes) -> None:

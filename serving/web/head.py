@@ -11,7 +11,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from serving.web.errors import Headers
 
 _UPGRADE_HEADERS: Final = (b"upgrade", b"http2-settings")
-_CLOSE: Final = b"connection: close\r\n"
+_CLOSE: Final = b"connection: close\r\n\r\n"
 
 
 def split_target(target: bytes) -> tuple[str, bytes, bytes]:
@@ -57,9 +57,9 @@ class AnswerHeads:
         begin = self._begins.get(status)
         if begin is None:
             begin = self._begins[status] = STATUS_LINE[status] + _lines(defaults)
-        end = b"content-length: %d\r\n%b\r\n" % (length, b"" if is_kept else _CLOSE)
-        return begin + _lines(headers) + end
+        end = b"content-length: %d\r\n\r\n" if is_kept else b"content-length: %d\r\n" + _CLOSE
+        return begin + _lines(headers) + end % length
 
 
 def _lines(headers: Headers) -> bytes:
-    return b"".join([b"%b: %b\r\n" % header for header in headers])
+    return b"\r\n".join([*map(b": ".join, headers), b""])

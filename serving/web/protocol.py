@@ -43,6 +43,7 @@ JOINED_BYTES: Final = 64 * 1024
 # Spaces, version and line ends of the request line; separators of a header line.
 _LINE_BYTES: Final = 16
 _HEADER_BYTES: Final = 4
+_NOTED_HEADERS: Final = frozenset({b"host", b"connection", b"expect"})
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -90,13 +91,16 @@ class RamrackHttpProtocol(HttpToolsProtocol):
         self._is_ending = False
         self._is_stopping = False
         self._is_advancing = False
+        # Of the packet that is being parsed: a request began in it.
         self._has_begun = False
         # The client has ended its side; the first bytes of the next answer are out already.
         self._has_ended = False
         self._is_ahead = False
         self._look_s = 0.0
         self._hosts = 0
+        self._has_connection = False
         self._head_bytes = 0
+        self._max_head_bytes = self.limits.max_header_bytes
         # Bytes since the parser last gave anything away: an endless header line, or trailer.
         self._silent_bytes = 0
         self._unflushed_bytes = 0
@@ -123,21 +127,22 @@ class RamrackHttpProtocol(HttpToolsProtocol):
         self.is_feeding = True
         error: Exception | None = None
         try:
-            self._feed(data)
-            if self._silent_bytes > self.limits.max_header_bytes:
-                error = self._head_too_large()
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            error = self._feed_again(data[upgrade.args[0] :])
         except httptools.HttpParserError as refused:
             error = _reason_of(refused)
-        finally:
-            self.is_feeding = False
+        self.is_feeding = False
         if self._joined:
             self._flush()
-        # Deaf now: the last request was answered, and what follows it is none.
-        if not self._is_deaf:
-            if error is not None:
+        if self._silent_bytes > self._max_head_bytes and error is None:
+            error = self._head_too_large()
+        if error is not None:
+            # Deaf: the last request was answered, and what follows it is none.
+            if not self._is_deaf:
                 self._refuse(error)
-            else:
-                self._settle()
+        elif self._active is not None or self._is_head_open or not self._has_begun:
+            self._settle()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's never keeps it open
         """Note that the client sends no more; keep the connection while answers are due.
@@ -195,44 +200,64 @@ class RamrackHttpProtocol(HttpToolsProtocol):
         self._deadlines.clear("idle")
         self._head_bytes = _LINE_BYTES
         self._hosts = 0
+        self._has_connection = False
         self.url = b""
         self.headers = []
         self.expect_100_continue = False
 
     def on_url(self, url: bytes) -> None:
         """Take a piece of the request target."""
-        self._count_head(len(url))
+        self._head_bytes += len(url)
+        if self._head_bytes > self._max_head_bytes:
+            raise _Refused(self._head_too_large())
         self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header line."""
-        self._count_head(len(name) + len(value) + _HEADER_BYTES)
+        self._head_bytes += len(name) + len(value) + _HEADER_BYTES
+        if self._head_bytes > self._max_head_bytes:
+            raise _Refused(self._head_too_large())
         # A trailer is not part of what the request said before its body.
         if not self._is_head_open:
             return
         name = name.lower()
-        if name == b"host":
-            self._hosts += 1
-        elif name == b"expect" and value.lower() == b"100-continue":
-            self.expect_100_continue = True
         self.headers.append((name, value))
+        if name in _NOTED_HEADERS:
+            if name == b"host":
+                self._hosts += 1
+            elif name == b"connection":
+                self._has_connection = True
+            elif value.lower() == b"100-continue":
+                self.expect_100_continue = True
 
     def on_headers_complete(self) -> None:
         """Start the request, or let it wait its turn."""
         self._silent_bytes = 0
-        method = self.parser.get_method()
-        version = self.parser.get_http_version()
+        parser = self.parser
+        method = parser.get_method()
         if method == b"CONNECT":
             raise _Refused(MethodNotAllowed("method CONNECT is not allowed: this is no proxy"))
-        if self._hosts > 1:
-            raise _Refused(InvalidInput("request: the header Host stands twice"))
-        if not self._hosts and version != "1.0":
-            raise _Refused(InvalidInput("request: the header Host is missing: HTTP/1.1 needs it"))
-        if self.parser.should_upgrade():
+        if self._hosts != 1:
+            self._check_hosts()
+        if parser.should_upgrade():
             # The parser takes what follows for another protocol; it is fed again without the offer.
+            version = parser.get_http_version()
             self._plain_head = head.without_upgrade(method, self.url, version, self.headers)
             return
-        self._newest = exchange = self._opened(method, version)
+        keep_alive = parser.should_keep_alive()
+        # Asking for the version costs more than all else here. Where no Connection header is, the
+        # parser's word says the same; where one is, HTTP/1.0 has no keep-alive here all the same.
+        if self._has_connection and keep_alive:
+            keep_alive = parser.get_http_version() != "1.0"
+        exchange: Exchange | None = None
+        if self.lane is not None and method == b"POST":
+            exchange = self.lane.open(
+                self, self.url, self.headers,
+                keep_alive=keep_alive, is_expecting=self.expect_100_continue,
+            )  # fmt: skip
+        if exchange is None:
+            exchange = self.cycle = self._new_cycle(method, keep_alive=keep_alive)
+        self._newest = exchange
         self._is_head_open = False
         self._deadlines.clear("head")
         # While stopping the last one of a packet must be known before the first is answered.
@@ -266,8 +291,12 @@ class RamrackHttpProtocol(HttpToolsProtocol):
         """Go on with the next request, the last words, or waiting."""
         self.server_state.total_requests += 1
         self._active = None
-        if not (self._is_ending or self.transport.is_closing()):
+        if self._is_ending or self._is_advancing or self.transport.is_closing():
+            return
+        if self.pipeline or self._last_words or self._flow.read_paused:
             self._advance()
+        elif not self._is_message_open:
+            self._become_idle()
 
     def send_continue(self) -> None:
         """Tell a client that waits for leave to send its body."""
@@ -327,20 +356,25 @@ class RamrackHttpProtocol(HttpToolsProtocol):
         parser.set_dangerous_leniencies(lenient_data_after_close=True)
         return parser
 
-    def _feed(self, data: bytes) -> None:
+    def _feed_again(self, rest: bytes) -> Exception | None:
+        """Parse a request again without its offer to upgrade, and what follows it."""
         while True:
+            plain_head, self._plain_head = self._plain_head or b"", None
+            self.parser = self._new_parser()
+            data = plain_head + rest
             try:
                 self.parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
                 rest = data[upgrade.args[0] :]
-                plain_head, self._plain_head = self._plain_head or b"", None
-                self.parser = self._new_parser()
-                data = plain_head + rest
+            except httptools.HttpParserError as refused:
+                return _reason_of(refused)
             else:
-                return
+                return None
 
     def _settle(self) -> None:
         """Let the request under way have what came, and see what is awaited next."""
+        if self._is_deaf:
+            return
         if self._active is None:
             if self.pipeline:
                 self._advance()
@@ -350,34 +384,23 @@ class RamrackHttpProtocol(HttpToolsProtocol):
             # Line ends alone begin no request, and do not keep a connection either.
             self._deadlines.start("head", self.limits.header_timeout_s)
 
-    def _count_head(self, size_bytes: int) -> None:
-        self._head_bytes += size_bytes
-        if self._head_bytes > self.limits.max_header_bytes:
-            raise _Refused(self._head_too_large())
+    def _check_hosts(self) -> None:
+        if self._hosts:
+            raise _Refused(InvalidInput("request: the header Host stands twice"))
+        if self.parser.get_http_version() != "1.0":
+            raise _Refused(InvalidInput("request: the header Host is missing: HTTP/1.1 needs it"))
 
     def _head_too_large(self) -> HeadersTooLarge:
         return HeadersTooLarge(
             f"request head: larger than max_header_bytes {self.limits.max_header_bytes}"
         )
 
-    def _opened(self, method: bytes, version: str) -> Exchange:
-        keep_alive = version != "1.0" and self.parser.should_keep_alive()
-        if self.lane is not None and method == b"POST":
-            exchange = self.lane.open(
-                self, self.url, self.headers,
-                keep_alive=keep_alive, is_expecting=self.expect_100_continue,
-            )  # fmt: skip
-            if exchange is not None:
-                return exchange
-        self.cycle = self._new_cycle(method, version, keep_alive=keep_alive)
-        return self.cycle
-
-    def _new_cycle(self, method: bytes, version: str, *, keep_alive: bool) -> Cycle:
+    def _new_cycle(self, method: bytes, *, keep_alive: bool) -> Cycle:
         path, raw_path, query = head.split_target(self.url)
         self.scope = {
             "type": "http",
             "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
-            "http_version": version,
+            "http_version": self.parser.get_http_version(),
             "server": self.server,
             "client": self.client,
             "scheme": self.scheme or "http",
