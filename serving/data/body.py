@@ -45,18 +45,14 @@ class BodyReader:
     """Takes in bodies for one worker. The bytes of all of them together are bounded.
 
     Without that bound a few hundred callers with bodies of the allowed size would take all memory.
+    ``held_bytes`` of at most ``budget_bytes`` are held now.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.timeout_s = settings.body_timeout_s
         self.max_bytes = settings.max_body_bytes
-        self._budget_bytes = LARGEST_BODIES_AT_ONCE * settings.max_body_bytes
-        self._held_bytes = 0
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of bodies that are held now."""
-        return self._held_bytes
+        self.budget_bytes = LARGEST_BODIES_AT_ONCE * settings.max_body_bytes
+        self.held_bytes = 0
 
     def open(self, headers: Iterable[tuple[bytes, bytes]]) -> Intake:
         """Return what takes in the body that ``headers`` announce; release it at the end.
@@ -95,18 +91,12 @@ class BodyReader:
         """Return what is said of a body that did not come in time."""
         return RequestTooSlow(f"body: not complete within body_timeout_s {self.timeout_s:g}")
 
-    def hold(self, more_bytes: int) -> None:
-        """Count bytes as held; raises QueueFull where there is no room for them."""
-        if self._held_bytes + more_bytes > self._budget_bytes:
-            raise QueueFull(
-                f"bodies of all requests: {self._held_bytes} of {self._budget_bytes} bytes "
-                f"in this worker, no room for {more_bytes} more"
-            )
-        self._held_bytes += more_bytes
-
-    def release(self, size_bytes: int) -> None:
-        """Count bytes as held no more."""
-        self._held_bytes -= size_bytes
+    def full(self, more_bytes: int) -> QueueFull:
+        """Return what is said where there is no room for more bytes."""
+        return QueueFull(
+            f"bodies of all requests: {self.held_bytes} of {self.budget_bytes} bytes "
+            f"in this worker, no room for {more_bytes} more"
+        )
 
     def _check_length(self, value: bytes) -> None:
         if not value.isdigit():
@@ -162,11 +152,15 @@ class Intake:
 
     def release(self) -> None:
         """Count the body as held no more; again is harmless."""
-        self._reader.release(self._held_bytes)
+        self._reader.held_bytes -= self._held_bytes
         self._held_bytes = 0
 
     def _hold(self, more_bytes: int) -> None:
-        self._reader.hold(more_bytes)
+        reader = self._reader
+        held_bytes = reader.held_bytes + more_bytes
+        if held_bytes > reader.budget_bytes:
+            raise reader.full(more_bytes)
+        reader.held_bytes = held_bytes
         self._held_bytes += more_bytes
 
 

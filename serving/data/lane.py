@@ -116,18 +116,22 @@ class Prediction:
         """Take in what came of the body; compute if that was all of it."""
         if self._is_decoding or self.response_started:
             return
-        error = self._refusal
-        if error is None:
-            try:
-                body = self._taken_in()
-            except (InvalidInput, ServingError) as refused:
-                error = refused
-        if error is not None:
-            self._answer(self._lane.plane.refused(error, self._head))
-        elif body is not None:
+        if self._refusal is not None:
+            self._answer(self._lane.plane.refused(self._refusal, self._head))
+            return
+        try:
+            body = self._taken_in()
+            if body is None:
+                return
             asked = self._asked
             call = InferCall(asked.protocol, asked.model, asked.selector, self._head, body)
-            self._compute(call)
+            pending = self._lane.plane.begin(call, self._answer)
+            if not self.response_started:
+                self._pending = pending
+        except Exception as error:
+            if self.response_started:
+                raise
+            self._answer(self._lane.plane.refused(error, self._head))
 
     def late(self) -> None:
         """Refuse a body that did not come in time."""
@@ -176,17 +180,6 @@ class Prediction:
             self._refusal = error
         self._connection.resume_body()
         self.settle()
-
-    def _compute(self, call: InferCall) -> None:
-        try:
-            pending = self._lane.plane.begin(call, self._answer)
-        except Exception as error:
-            if self.response_started:
-                raise
-            self._answer(self._lane.plane.refused(error, self._head))
-            return
-        if not self.response_started:
-            self._pending = pending
 
     def _answer(self, answer: Answer) -> None:
         self._end(answer.status)

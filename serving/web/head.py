@@ -11,7 +11,9 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from serving.web.errors import Headers
 
 _UPGRADE_HEADERS: Final = (b"upgrade", b"http2-settings")
-_CLOSE: Final = b"connection: close\r\n\r\n"
+_LINE: Final = b": ".join
+_KEPT_END: Final = b"content-length: %d\r\n\r\n"
+_CLOSED_END: Final = b"content-length: %d\r\nconnection: close\r\n\r\n"
 
 
 def split_target(target: bytes) -> tuple[str, bytes, bytes]:
@@ -45,7 +47,7 @@ class AnswerHeads:
         self._begins: dict[int, bytes] = {}
 
     def head(
-        self, status: int, defaults: Headers, headers: Headers, length: int, *, is_kept: bool
+        self, status: int, defaults: Headers, headers: Headers, length: int, is_kept: bool
     ) -> bytes:
         """Return the head of an answer with a body of ``length`` bytes.
 
@@ -56,10 +58,7 @@ class AnswerHeads:
             self._begins = {}
         begin = self._begins.get(status)
         if begin is None:
-            begin = self._begins[status] = STATUS_LINE[status] + _lines(defaults)
-        end = b"content-length: %d\r\n\r\n" if is_kept else b"content-length: %d\r\n" + _CLOSE
-        return begin + _lines(headers) + end % length
-
-
-def _lines(headers: Headers) -> bytes:
-    return b"\r\n".join([*map(b": ".join, headers), b""])
+            begin = STATUS_LINE[status] + b"".join([_LINE(line) + b"\r\n" for line in defaults])
+            begin = self._begins[status] = begin.removesuffix(b"\r\n")
+        end = _KEPT_END if is_kept else _CLOSED_END
+        return b"\r\n".join([begin, *map(_LINE, headers), end % length])

@@ -109,6 +109,9 @@ class RamrackHttpProtocol(HttpToolsProtocol):
         self._joined: list[bytes] = []
         self._joined_bytes = 0
         self._deadlines = Deadlines(self.loop, self._on_due)
+        self._is_head_due = False
+        self._is_body_due = False
+        self._idle_from_s = 0.0
 
     # What the event loop calls
 
@@ -116,7 +119,8 @@ class RamrackHttpProtocol(HttpToolsProtocol):
         """Take a new connection; its first head is due in header_timeout_s."""
         super().connection_made(transport)
         self.flow = self._flow = Flow(transport)
-        self._deadlines.set("head", self.limits.header_timeout_s)
+        self._await_head()
+        self._deadlines.set("idle", self.limits.keep_alive_s)
 
     def data_received(self, data: bytes) -> None:
         """Parse what came; what is no request is answered and ends the connection."""
@@ -133,7 +137,7 @@ class RamrackHttpProtocol(HttpToolsProtocol):
         except httptools.HttpParserError as refused:
             error = _reason_of(refused)
         self.is_feeding = False
-        if self._joined:
+        if self._joined_bytes:
             self._flush()
         if self._silent_bytes > self._max_head_bytes and error is None:
             error = self._head_too_large()
@@ -141,7 +145,7 @@ class RamrackHttpProtocol(HttpToolsProtocol):
             # Deaf: the last request was answered, and what follows it is none.
             if not self._is_deaf:
                 self._refuse(error)
-        elif self._active is not None or self._is_head_open or not self._has_begun:
+        elif self._active or self._is_head_open or self.pipeline or not self._has_begun:
             self._settle()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's never keeps it open
@@ -197,7 +201,6 @@ class RamrackHttpProtocol(HttpToolsProtocol):
         self._has_begun = True
         self._is_message_open = True
         self._is_head_open = True
-        self._deadlines.clear("idle")
         self._head_bytes = _LINE_BYTES
         self._hosts = 0
         self._has_connection = False
@@ -259,7 +262,8 @@ class RamrackHttpProtocol(HttpToolsProtocol):
             exchange = self.cycle = self._new_cycle(method, keep_alive=keep_alive)
         self._newest = exchange
         self._is_head_open = False
-        self._deadlines.clear("head")
+        if self._is_head_due:
+            self._forget_head()
         # While stopping the last one of a packet must be known before the first is answered.
         is_free = self._active is None and not self.pipeline and not self._is_stopping
         if is_free and not self._flow.write_paused:
@@ -282,7 +286,8 @@ class RamrackHttpProtocol(HttpToolsProtocol):
         if self._plain_head is not None or self._newest is None:
             return
         self._is_message_open = False
-        self._deadlines.clear("body")
+        if self._is_body_due:
+            self._forget_body()
         self._newest.complete()
 
     # What a request calls
@@ -304,7 +309,9 @@ class RamrackHttpProtocol(HttpToolsProtocol):
 
     def await_body(self, timeout_s: float) -> None:
         """Tell the request under way that it is late unless its body is complete by then."""
-        self._deadlines.start("body", timeout_s)
+        if not self._is_body_due:
+            self._is_body_due = True
+            self._deadlines.set("body", timeout_s)
 
     def pause_body(self) -> None:
         """Read no further, for what came is still being worked on."""
@@ -316,9 +323,11 @@ class RamrackHttpProtocol(HttpToolsProtocol):
 
     def answer(self, exchange: Exchange, status: int, headers: Headers, body: bytes) -> None:
         """Send the whole answer to the request under way; ``headers`` lack the content-length."""
-        is_kept = exchange.keep_alive and exchange.is_complete and not self._is_last(exchange)
+        is_kept = exchange.keep_alive and exchange.is_complete
+        if is_kept and (self._is_stopping or self._has_ended):
+            is_kept = not self._is_last(exchange)
         defaults = self.server_state.default_headers
-        lines = self.heads.head(status, defaults, headers, len(body), is_kept=is_kept)
+        lines = self.heads.head(status, defaults, headers, len(body), is_kept)
         if len(body) <= JOINED_BYTES:
             self._write(lines + body)
         else:
@@ -339,8 +348,8 @@ class RamrackHttpProtocol(HttpToolsProtocol):
         self._is_deaf = True
         self._is_ending = True
         self._flush()
-        self._deadlines.clear("head")
-        self._deadlines.clear("body")
+        self._forget_head()
+        self._forget_body()
         if self._has_ended or not (self._is_message_open or self._is_stopping):
             self._close()
             return
@@ -382,7 +391,7 @@ class RamrackHttpProtocol(HttpToolsProtocol):
             self._active.settle()
         if self._is_head_open or (not self._has_begun and self._is_idle()):
             # Line ends alone begin no request, and do not keep a connection either.
-            self._deadlines.start("head", self.limits.header_timeout_s)
+            self._await_head()
 
     def _check_hosts(self) -> None:
         if self._hosts:
@@ -458,22 +467,24 @@ class RamrackHttpProtocol(HttpToolsProtocol):
                 self._become_idle()
 
     def _write(self, data: bytes) -> None:
+        if self.is_feeding:
+            self._joined.append(data)
+            self._joined_bytes += len(data)
+            if self._joined_bytes > JOINED_BYTES:
+                self._flush()
+            return
         if self._is_ahead:
             self._is_ahead = False
             data = data[len(departure.SENT_AHEAD) :]
-        if not self.is_feeding:
-            self.transport.write(data)
-            return
-        self._joined.append(data)
-        self._joined_bytes += len(data)
-        if self._joined_bytes > JOINED_BYTES:
-            self._flush()
+        self.transport.write(data)
 
     def _flush(self) -> None:
         joined = self._joined
         if joined:
-            self._joined, self._joined_bytes = [], 0
-            self.transport.write(joined[0] if len(joined) == 1 else b"".join(joined))
+            data = joined[0] if len(joined) == 1 else b"".join(joined)
+            joined.clear()
+            self._joined_bytes = 0
+            self.transport.write(data)
 
     def _release_reading(self) -> None:
         if self._is_deaf or not self.pipeline:
@@ -484,12 +495,13 @@ class RamrackHttpProtocol(HttpToolsProtocol):
         return self._active is None and not self.pipeline and not self._is_message_open
 
     def _become_idle(self) -> None:
-        wait_s = STOP_GRACE_S if self._is_stopping else self.limits.keep_alive_s
-        self._deadlines.set("idle", wait_s)
+        self._idle_from_s = self.loop.time()
+        if self._is_stopping:
+            self._deadlines.set("idle", STOP_GRACE_S)
 
     def _refuse(self, error: Exception) -> None:
         """Answer what is no request, after the answers that are due before it, and close."""
-        self._deadlines.clear("head")
+        self._forget_head()
         if self.limits.on_refused is not None:
             self.limits.on_refused(error)
         self._last_words = self._answer_to(error)
@@ -518,7 +530,7 @@ class RamrackHttpProtocol(HttpToolsProtocol):
         request_id = request_id_of(self.headers or ()).encode("ascii")
         lines = self.heads.head(
             status_of(error), self.server_state.default_headers,
-            [JSON_TYPE, (REQUEST_ID, request_id)], len(body), is_kept=False,
+            [JSON_TYPE, (REQUEST_ID, request_id)], len(body), False,
         )  # fmt: skip
         return lines + body
 
@@ -538,12 +550,28 @@ class RamrackHttpProtocol(HttpToolsProtocol):
 
     # Deadlines
 
+    def _await_head(self) -> None:
+        if not self._is_head_due:
+            self._is_head_due = True
+            self._deadlines.set("head", self.limits.header_timeout_s)
+
+    def _forget_head(self) -> None:
+        self._is_head_due = False
+        self._deadlines.clear("head")
+
+    def _forget_body(self) -> None:
+        self._is_body_due = False
+        self._deadlines.clear("body")
+
     def _on_due(self, name: str) -> None:
         if name == "head":
             self._on_head_due()
         elif name == "body":
+            self._is_body_due = False
             if self._active is not None:
                 self._active.late()
+        elif name == "idle":
+            self._on_idle_due()
         elif name == "stall":
             self._on_stall()
         elif name == "probe":
@@ -551,10 +579,21 @@ class RamrackHttpProtocol(HttpToolsProtocol):
         else:
             self._close()
 
+    def _on_idle_due(self) -> None:
+        """Close what was idle all the time; this one deadline is never cleared, only renewed."""
+        wait_s = STOP_GRACE_S if self._is_stopping else self.limits.keep_alive_s
+        idle_s = self.loop.time() - self._idle_from_s if self._is_idle() else 0.0
+        # The loop's clock is read in steps of a millisecond.
+        if idle_s + 0.001 >= wait_s:
+            self._close()
+        else:
+            self._deadlines.set("idle", wait_s - idle_s)
+
     def _on_head_due(self) -> None:
+        self._is_head_due = False
         if self._is_head_open and self._flow.read_paused:
             # It cannot come while nothing is read.
-            self._deadlines.set("head", self.limits.header_timeout_s)
+            self._await_head()
         elif self._is_head_open:
             limit = f"header_timeout_s {self.limits.header_timeout_s:g}"
             self._refuse(RequestTooSlow(f"request head: not complete within {limit}"))
