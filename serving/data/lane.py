@@ -146,8 +146,9 @@ class Prediction:
             self._pending.cancel()
             status = 499
         else:
-            gone = Cancelled("the client left before its request was complete")
-            status = self._lane.plane.refused(gone, self._head).status
+            # What is wrong with the head was known before the client left.
+            error = self._refusal or Cancelled("the client left before its request was complete")
+            status = self._lane.plane.refused(error, self._head).status
         self._end(status)
 
     def _taken_in(self) -> bytes | None:

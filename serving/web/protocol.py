@@ -130,12 +130,15 @@ class RamrackHttpProtocol(HttpToolsProtocol):
         self._has_begun = False
         self.is_feeding = True
         error: Exception | None = None
+        offered_until = 0
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            error = self._feed_again(data[upgrade.args[0] :])
+            offered_until = upgrade.args[0]
         except httptools.HttpParserError as refused:
             error = _reason_of(refused)
+        if offered_until:
+            error = self._feed_again(data[offered_until:])
         self.is_feeding = False
         if self._joined_bytes:
             self._flush()
@@ -375,10 +378,10 @@ class RamrackHttpProtocol(HttpToolsProtocol):
                 self.parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
                 rest = data[upgrade.args[0] :]
+                continue
             except httptools.HttpParserError as refused:
                 return _reason_of(refused)
-            else:
-                return None
+            return None
 
     def _settle(self) -> None:
         """Let the request under way have what came, and see what is awaited next."""

@@ -17,9 +17,13 @@ from registry.serving_map import ModelView, ServingMap, Snapshot, VersionView
 from registry.traffic import Traffic
 from serving.data.app import create_data_app
 from serving.data.batcher import Batcher, BatchLimits
+from serving.data.begin import TaskPredictions
+from serving.data.body import BodyReader
 from serving.data.data_plane import DataPlane, ServedVersion
+from serving.data.lane import InferLane
 from serving.metrics.page import MetricsMemory, Region
 from serving.settings import Settings
+from serving.web.exchange import Lane
 from serving.web.server import HttpServer
 from tests.fakes import IDENTITY, FakeServable
 
@@ -44,7 +48,9 @@ class Plane:
         self.data_plane = DataPlane(
             self.serving_map, self.region.plane, self.settings, self.memory.statistics
         )
-        self.app = create_data_app(self.data_plane, self.settings)
+        bodies = BodyReader(self.settings)
+        self.app = create_data_app(self.data_plane, self.settings, bodies)
+        self.lane = InferLane(TaskPredictions(self.data_plane), self.settings, bodies)
         self.publish()
 
     def publish(self) -> None:
@@ -172,13 +178,13 @@ class Connection:
 
 @asynccontextmanager
 async def serve(
-    app: Any, settings: Settings, server: HttpServer | None = None
+    app: Any, settings: Settings, server: HttpServer | None = None, lane: Lane | None = None
 ) -> AsyncIterator[Served]:
     """Serve ``app`` on an ephemeral port, with the protocol of the workers."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     listener.listen(128)
-    server = server or HttpServer(app, settings)
+    server = server or HttpServer(app, settings, lane=lane)
     await server.start(listener)
     served = Served(listener.getsockname()[1], server)
     try:
