@@ -191,6 +191,8 @@ class Prediction:
         self._pending = None
         if self._intake is not None:
             self._intake.release()
+            # The connection remembers its newest request; the body must not stay with it.
+            self._intake = None
         if self._lane.is_logging:
             client = self._connection.client
             log_request(

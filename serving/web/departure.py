@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from enum import Enum, auto
 from typing import Final
 
 # What every status line begins with.
@@ -18,16 +19,28 @@ SENT_AHEAD: Final = b"HTTP/1.1 "
 # An answer that is ready within this goes out in one piece.
 PROBE_AFTER_S: Final = 0.01
 FIRST_LOOK_S: Final = 0.002
-LAST_LOOK_S: Final = 0.25
-# linux/tcp.h: the first byte of struct tcp_info is the state; net/tcp_states.h: TCP_CLOSE.
+# While reading is paused nothing tells of the end; then it is looked for this often.
+LOOK_S: Final = 0.25
+# linux/tcp.h: the first byte of struct tcp_info is the state, named in net/tcp_states.h.
 _TCP_CLOSE: Final = 7
+_TCP_CLOSE_WAIT: Final = 8
 
 
-def has_left(transport: asyncio.Transport) -> bool:
-    """Say whether the peer reset the connection."""
+class Peer(Enum):
+    """What is known of the other side."""
+
+    SENDS = auto()
+    ENDED = auto()
+    GONE = auto()
+
+
+def peer_of(transport: asyncio.Transport) -> Peer:
+    """Say whether the peer may still send, has ended its side, or reset the connection."""
     sock = transport.get_extra_info("socket")
     try:
-        state = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
+        state = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
     except OSError:
-        return True
-    return bool(state[0] == _TCP_CLOSE)
+        return Peer.GONE
+    if state == _TCP_CLOSE:
+        return Peer.GONE
+    return Peer.ENDED if state == _TCP_CLOSE_WAIT else Peer.SENDS

@@ -96,7 +96,8 @@ class RamrackHttpProtocol(HttpToolsProtocol):
         # The client has ended its side; the first bytes of the next answer are out already.
         self._has_ended = False
         self._is_ahead = False
-        self._look_s = 0.0
+        self._is_probed = False
+        self._look_s = departure.LOOK_S
         self._hosts = 0
         self._has_connection = False
         self._head_bytes = 0
@@ -164,7 +165,7 @@ class RamrackHttpProtocol(HttpToolsProtocol):
             return False
         self._is_deaf = True
         self._has_ended = True
-        self._deadlines.start("probe", departure.PROBE_AFTER_S)
+        self._deadlines.set("probe", departure.PROBE_AFTER_S)
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -275,6 +276,7 @@ class RamrackHttpProtocol(HttpToolsProtocol):
             return
         self._flow.pause_reading()
         self._flow.is_held = True
+        self._deadlines.start("probe", departure.LOOK_S)
         self.pipeline.appendleft(exchange)
 
     def on_body(self, body: bytes) -> None:
@@ -470,16 +472,16 @@ class RamrackHttpProtocol(HttpToolsProtocol):
                 self._become_idle()
 
     def _write(self, data: bytes) -> None:
-        if self.is_feeding:
-            self._joined.append(data)
-            self._joined_bytes += len(data)
-            if self._joined_bytes > JOINED_BYTES:
-                self._flush()
-            return
         if self._is_ahead:
             self._is_ahead = False
             data = data[len(departure.SENT_AHEAD) :]
-        self.transport.write(data)
+        if not self.is_feeding:
+            self.transport.write(data)
+            return
+        self._joined.append(data)
+        self._joined_bytes += len(data)
+        if self._joined_bytes > JOINED_BYTES:
+            self._flush()
 
     def _flush(self) -> None:
         joined = self._joined
@@ -605,20 +607,25 @@ class RamrackHttpProtocol(HttpToolsProtocol):
             self._close()
 
     def _on_probe(self) -> None:
-        """Send the first bytes of the answer ahead; later see how they were taken."""
-        if self._active is None:
+        """Where the client ended its side, send the first bytes ahead; see how they are taken."""
+        active = self._active
+        if active is None:
             return
-        if not self._look_s:
-            self._look_s = departure.FIRST_LOOK_S
-            if not self._active.response_started:
-                self._write(departure.SENT_AHEAD)
-                self._is_ahead = True
-        elif departure.has_left(self.transport):
+        peer = departure.peer_of(self.transport)
+        if peer is departure.Peer.GONE:
             self.transport.abort()
             return
-        else:
-            self._look_s = min(2 * self._look_s, departure.LAST_LOOK_S)
-        self._deadlines.set("probe", self._look_s)
+        if peer is departure.Peer.SENDS:
+            # It has ended its side only where all of it was read, or the state tells so.
+            self._look_s = departure.LOOK_S
+        elif self._is_probed:
+            self._look_s = min(2 * self._look_s, departure.LOOK_S)
+        elif not active.response_started:
+            self._is_probed = self._is_ahead = True
+            self._look_s = departure.FIRST_LOOK_S
+            self.transport.write(departure.SENT_AHEAD)
+        if self._has_ended or self._flow.is_held:
+            self._deadlines.set("probe", self._look_s)
 
     def _close(self) -> None:
         if not self.transport.is_closing():

@@ -21,7 +21,16 @@ from serving.metrics.reading import by_code
 from serving.settings import Settings, Token
 from serving.web.server import HttpServer
 from tests.unit.serving.data.rig import Plane, Served, serve, small
-from tests.unit.serving.data.wire_corpus import MAX_BODY_BYTES, TOKEN, Case, corpus, generated
+from tests.unit.serving.data.wire_corpus import (
+    BODIES,
+    MAX_BODY_BYTES,
+    PATHS,
+    TOKEN,
+    Case,
+    corpus,
+    generated,
+    request,
+)
 
 # A request that no application answers otherwise: where its answer is seen, the connection lived.
 LAST = b"GET /v2/health/live HTTP/1.1\r\nHost: h\r\nX-Request-Id: the-last\r\n\r\n"
@@ -58,7 +67,11 @@ async def said(served: Served, case: Case) -> bytes:
     """Return all that the server says to a case, and whether it closed the connection."""
     connection = await served.connect()
     try:
-        await connection.send(case.data if case.is_cut else case.data + LAST)
+        data = case.data if case.is_cut else case.data + LAST
+        size = case.piece_bytes or len(data) or 1
+        for start in range(0, len(data), size):
+            await connection.send(data[start : start + size])
+            await asyncio.sleep(0)
         if case.is_cut:
             connection.writer.write_eof()
         heard = b""
@@ -152,6 +165,18 @@ async def test_every_oddity_alone_is_answered_alike(settings: Settings) -> None:
 async def test_oddities_mixed_are_answered_alike(settings: Settings) -> None:
     """Hundreds of requests by a fixed seed, alone and behind others."""
     assert await compared(settings, generated(seed=11, count=500)) > 100
+
+
+async def test_good_requests_in_pieces_are_answered_alike(settings: Settings) -> None:
+    """Heads and bodies that arrive byte by byte or in halves are what they are in one packet."""
+    bodies = {PATHS[0]: BODIES["v2"], PATHS[4]: BODIES["v1"]}
+    cases = [
+        Case(f"{path} {framing} {size}", request(path, body, framing=framing), piece_bytes=size)
+        for path, body in bodies.items()
+        for framing in ("length", "chunked", "many chunks", "extension")
+        for size in (1, 50, 100)
+    ]
+    assert await compared(settings, cases) == len(cases)
 
 
 @pytest.mark.slow

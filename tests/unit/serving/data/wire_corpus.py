@@ -16,11 +16,15 @@ MAX_BODY_BYTES = 20_000
 
 @dataclass(frozen=True)
 class Case:
-    """What a client sends. ``is_cut``: the end is missing, and the client ends its side."""
+    """What a client sends, in pieces if ``piece_bytes`` is not 0.
+
+    ``is_cut``: the end is missing, and the client ends its side.
+    """
 
     name: str
     data: bytes
     is_cut: bool = False
+    piece_bytes: int = 0
 
 
 def _v2(rows: int = 1, **more: object) -> bytes:
