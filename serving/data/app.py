@@ -21,7 +21,8 @@ from registry.serving_map import ModelView, VersionView
 from serving.auth import INFER
 from serving.data import views as model_views
 from serving.data.body import BodyReader
-from serving.data.data_plane import Answer, DataPlane, RequestHead, ServedVersion, version_headers
+from serving.data.call import Answer, RequestHead
+from serving.data.data_plane import DataPlane, ServedVersion, version_headers
 from serving.data.docs import DATA_SCHEMAS, PARAMETERS, ROUTES, RouteDoc
 from serving.data.guard import OPEN_PATHS, install_guard, is_guarded
 from serving.data.paths import selector_of

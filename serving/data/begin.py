@@ -4,40 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Literal, NamedTuple, Protocol
 
-from serving.data.data_plane import Answer, DataPlane, RequestHead
-
-
-class InferCall(NamedTuple):
-    """A prediction as a front hands it over; ``body`` is decompressed already."""
-
-    protocol: Literal["v1", "v2"]
-    model: str
-    selector: int | str | None
-    head: RequestHead
-    body: bytes
-
-
-class Pending(Protocol):
-    """A prediction under way."""
-
-    def cancel(self) -> None:
-        """Drop it, for the client left: ``done`` is not called any more."""
-
-
-class Predictions(Protocol):
-    """What the fast lane asks of the data plane."""
-
-    def begin(self, call: InferCall, done: Callable[[Answer], None]) -> Pending:
-        """Answer ``call``: ``done`` is called once, on the loop, maybe before this returns."""
-
-    def refused(self, error: Exception, head: RequestHead) -> Answer:
-        """Return the answer to a request that reached no version, and count it."""
+from serving.data.call import Answer, InferCall, Pending
+from serving.data.data_plane import DataPlane
 
 
 class TaskPredictions:
-    """Gives a data plane that answers by coroutine the form of ``Predictions``."""
+    """Gives a data plane that answers by coroutine the form that the fast lane asks for."""
 
     def __init__(self, plane: DataPlane) -> None:
         self._plane = plane

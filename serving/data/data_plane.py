@@ -10,10 +10,10 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from models.errors import InputRefused, RunFailed, RunTerminated
 from models.servable import Array, Servable
@@ -23,6 +23,7 @@ from registry.ident import check_model_name, shown
 from registry.serving_map import Handle, ServingMap, VersionView
 from serving.codec import encoding, v1, v2
 from serving.data.batcher import Batcher, Result
+from serving.data.call import LENGTH_HEADER, Answer, RequestHead
 from serving.errors import (
     Cancelled,
     DeadlineExpired,
@@ -43,8 +44,6 @@ from serving.web.errors import (
     Headers,
     error_body,
     error_headers,
-    new_request_id,
-    request_id_of,
 )
 
 _log = logging.getLogger(__name__)
@@ -55,9 +54,6 @@ OFF_LOOP_BYTES: Final = 256 * 1024
 MAX_TIMEOUT_MS: Final = 3_600_000
 NS_PER_MS: Final = 1_000_000
 _NUMBER = re.compile("[0-9]{1,18}")
-_LENGTH_HEADER: Final = b"inference-header-content-length"
-_TIMEOUT_HEADER: Final = b"x-request-timeout-ms"
-_HEAD_HEADERS: Final = frozenset({REQUEST_ID, _LENGTH_HEADER, _TIMEOUT_HEADER, b"accept-encoding"})
 _BINARY_TYPE: Final = (b"content-type", b"application/octet-stream")
 _REASONS: Final[dict[type[Exception], str]] = {
     QueueFull: "queue_full",
@@ -74,46 +70,6 @@ _REASONS: Final[dict[type[Exception], str]] = {
 
 class InFlightFull(QueueFull):
     """The worker holds as many requests as it may."""
-
-
-class RequestHead(NamedTuple):
-    """What a request's head says that matters here; texts as they came, unchecked."""
-
-    request_id: str
-    json_length: str | None = None
-    timeout_ms: str | None = None
-    accept_encoding: str | None = None
-
-    @classmethod
-    def of(
-        cls, headers: Iterable[tuple[bytes, bytes]], request_id: str | None = None
-    ) -> RequestHead:
-        """Return the head of lower-case header lines; a line sent twice is joined by a comma.
-
-        ``request_id``: the one that was decided on already, if it was.
-        """
-        pairs = [header for header in headers if header[0] in _HEAD_HEADERS]
-        if not pairs:
-            return cls(request_id or new_request_id())
-        found: dict[bytes, str] = {}
-        for name, value in pairs:
-            text = value.decode("latin-1").strip()
-            found[name] = f"{found[name]},{text}" if name in found else text
-        return cls(
-            request_id=request_id or request_id_of(pairs),
-            json_length=found.get(_LENGTH_HEADER),
-            timeout_ms=found.get(_TIMEOUT_HEADER),
-            accept_encoding=found.get(b"accept-encoding"),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A whole HTTP answer; ``headers`` lack only the content-length."""
-
-    status: int
-    headers: Headers
-    body: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +244,7 @@ class DataPlane:
         body, json_length = await _maybe_off_loop(size_bytes, work.encode, result.arrays)
         headers = [JSON_TYPE if json_length is None else _BINARY_TYPE, *_ids(head, version)]
         if json_length is not None:
-            headers.append((_LENGTH_HEADER, str(json_length).encode("ascii")))
+            headers.append((LENGTH_HEADER, str(json_length).encode("ascii")))
         if chosen := encoding.choose_encoding(head.accept_encoding, len(body)):
             body = await _maybe_off_loop(len(body), encoding.compress, body, chosen)
             headers += [

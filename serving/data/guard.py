@@ -14,7 +14,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from registry.errors import InvalidInput
 from serving.auth import INFER, Authenticator
-from serving.data.data_plane import DataPlane, RequestHead
+from serving.data.call import RequestHead
+from serving.data.data_plane import DataPlane
 from serving.errors import ServingError
 from serving.settings import Settings
 from serving.web.common import RawResponse

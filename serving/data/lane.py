@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
+from typing import Protocol
 
 from registry.errors import InvalidInput
-from serving.data.begin import InferCall, Pending, Predictions
 from serving.data.body import BodyReader, Intake
-from serving.data.data_plane import Answer, RequestHead
+from serving.data.call import Answer, InferCall, Pending, RequestHead
 from serving.data.guard import door_of
 from serving.data.paths import Target, prediction_of
 from serving.errors import Cancelled, ServingError
@@ -21,6 +22,16 @@ from serving.web.access_log import log_request
 from serving.web.errors import Headers
 from serving.web.exchange import Connection
 from serving.web.head import split_target
+
+
+class Predictions(Protocol):
+    """What the lane asks of the data plane."""
+
+    def begin(self, call: InferCall, done: Callable[[Answer], None]) -> Pending:
+        """Answer ``call``: ``done`` is called once, on the loop, maybe before this returns."""
+
+    def refused(self, error: Exception, head: RequestHead) -> Answer:
+        """Return the answer to a request that reached no version, and count it."""
 
 
 class InferLane:

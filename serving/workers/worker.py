@@ -26,7 +26,8 @@ from serving.data.app import create_data_app
 from serving.data.batcher import Batcher, BatchLimits
 from serving.data.begin import TaskPredictions
 from serving.data.body import BodyReader
-from serving.data.data_plane import DataPlane, RequestHead, ServedVersion
+from serving.data.call import RequestHead
+from serving.data.data_plane import DataPlane, ServedVersion
 from serving.data.lane import InferLane
 from serving.fleet import VersionKey
 from serving.logs import configure_logs

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from serving.data import paths
-from serving.data.begin import InferCall
 from serving.data.body import BodyReader
-from serving.data.data_plane import Answer, RequestHead
+from serving.data.call import Answer, InferCall, RequestHead
 from serving.data.lane import InferLane
 from serving.errors import Cancelled, status_of
 from serving.settings import Settings

@@ -14,7 +14,7 @@ import pytest
 
 from registry.lifecycle import State
 from serving.data.batcher import BatchLimits
-from serving.data.data_plane import RequestHead
+from serving.data.call import RequestHead
 from serving.metrics import layout
 from serving.metrics.page import MetricsMemory
 from serving.metrics.reading import by_code
@@ -141,7 +141,7 @@ async def compared(settings: Settings, cases: list[Case]) -> int:
 def settings() -> Settings:
     """Small bounds, so that bodies over them stay small, and what never ends, ends soon."""
     return small(
-        Settings(), max_body_bytes=MAX_BODY_BYTES, header_timeout_s=0.5, body_timeout_s=0.5
+        Settings(), max_body_bytes=MAX_BODY_BYTES, header_timeout_s=1.5, body_timeout_s=1.5
     )
 
 
