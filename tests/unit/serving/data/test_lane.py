@@ -367,6 +367,36 @@ async def test_who_reads_late_gets_everything(served: Served, plane: DrivenPlane
     ]
 
 
+class TestAccessLog:
+    """With access_log = all."""
+
+    @pytest.fixture
+    def settings(self) -> Settings:
+        return small(Settings(), access_log="all")
+
+    async def test_every_prediction_is_logged_once(
+        self, served: Served, plane: DrivenPlane, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Answered, refused and left: the line is the one that the application would write."""
+        caplog.set_level("INFO", "serving.web.access_log")
+        plane.answers = echoed
+        connection, gone = await served.connect(), await served.connect()
+        await connection.send(request(b"abc", path="/v2/models/%6d/infer?x"))
+        await connection.send(request(b"abc", "X-Request-Id: r-2", "Content-Type: a/b"))
+        assert [(await connection.response()).status for _ in range(2)] == [200, 415]
+        await gone.send(request(b"abc", "X-Request-Id: r-3")[:-1])
+        await until(lambda: len(served.server.server_state.connections) == 2)
+        await gone.close()
+        await until(lambda: len(caplog.records) == 3)
+        lines = [vars(record) for record in caplog.records]
+        assert [(line["path"], line["status"]) for line in lines] == [
+            ("/v2/models/m/infer", 200), (INFER, 415), (INFER, 499),
+        ]  # fmt: skip
+        assert {(line["method"], line["client"]) for line in lines} == {("POST", "127.0.0.1")}
+        assert [line["request_id"] for line in lines[1:]] == ["r-2", "r-3"]
+        assert all(line["duration_ms"] >= 0 for line in lines)
+
+
 # Clients that leave
 
 
