@@ -6,7 +6,8 @@ import urllib.parse
 from typing import Final
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+from uvicorn._types import HTTPScope
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from serving.web.errors import Headers
 
@@ -24,6 +25,26 @@ def split_target(target: bytes) -> tuple[str, bytes, bytes]:
     url = httptools.parse_url(target)
     path = url.path.decode("ascii")
     return urllib.parse.unquote(path) if "%" in path else path, url.path, url.query or b""
+
+
+def scope_of(connection: HttpToolsProtocol, method: bytes) -> HTTPScope:
+    """Return what the application learns of the request whose head a connection has parsed."""
+    path, raw_path, query = split_target(connection.url)
+    return {
+        "type": "http",
+        "asgi": {"version": connection.asgi_version, "spec_version": "2.3"},
+        "http_version": connection.parser.get_http_version(),
+        "server": connection.server,
+        "client": connection.client,
+        "scheme": connection.scheme or "http",
+        "method": method.decode("ascii"),
+        "root_path": connection.root_path,
+        "path": path,
+        "raw_path": raw_path,
+        "query_string": query,
+        "headers": connection.headers,
+        "state": connection.app_state.copy(),
+    }
 
 
 def without_upgrade(method: bytes, target: bytes, version: str, headers: Headers) -> bytes:

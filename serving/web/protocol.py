@@ -9,19 +9,10 @@ application, in the same order. There is one live parser at any time.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
-from registry.errors import InvalidInput
 from serving.errors import (
-    HeadersTooLarge,
-    MethodNotAllowed,
     RequestTooSlow,
     message_of,
     status_of,
@@ -31,8 +22,8 @@ from serving.web.cycle import AnswerTransport, Cycle, Flow
 from serving.web.deadlines import Deadlines
 from serving.web.errors import JSON_TYPE, REQUEST_ID, Headers, error_body, request_id_of
 from serving.web.exchange import Exchange, Lane
+from serving.web.parsing import RequestParser
 
-_log = logging.getLogger(__name__)
 # How long what a client still sends is read and thrown away after the last answer: closing at once
 # would reset the connection, and the client might lose the answer with it.
 LINGER_S: Final = 1.0
@@ -40,38 +31,16 @@ LINGER_S: Final = 1.0
 STOP_GRACE_S: Final = 0.2
 # Answers are joined into one write up to this size; a larger body is not copied for it.
 JOINED_BYTES: Final = 64 * 1024
-# Spaces, version and line ends of the request line; separators of a header line.
-_LINE_BYTES: Final = 16
-_HEADER_BYTES: Final = 4
-_NOTED_HEADERS: Final = frozenset({b"host", b"connection", b"expect"})
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-@dataclass(frozen=True, slots=True)
-class HttpLimits:
-    """Bounds of one connection. ``on_refused`` hears of each request that never became one."""
-
-    max_header_bytes: int = 16 * 1024
-    header_timeout_s: float = 5.0
-    write_timeout_s: float = 10.0
-    keep_alive_s: float = 75.0
-    on_refused: Callable[[Exception], None] | None = None
-
-
-class _Refused(Exception):
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-class RamrackHttpProtocol(HttpToolsProtocol):
+class RamrackHttpProtocol(RequestParser):
     """One connection.
 
     Guarantees: answers come in the order of the requests, an error of the connection after the
     answers that are due before it; what was received before a stop is answered.
     """
 
-    limits: ClassVar[HttpLimits] = HttpLimits()
     lane: ClassVar[Lane | None] = None
     heads: ClassVar[head.AnswerHeads] = head.AnswerHeads()
 
@@ -81,32 +50,18 @@ class RamrackHttpProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._active: Exchange | None = None
-        self._newest: Exchange | None = None
-        self._plain_head: bytes | None = None
         self._last_words = b""
-        self._is_message_open = False
-        self._is_head_open = False
-        # Deaf: what comes is thrown away. Ending: the last answer is out.
-        self._is_deaf = False
+        # Ending: the last answer is out.
         self._is_ending = False
         self._is_stopping = False
         self._is_advancing = False
-        # Of the packet that is being parsed: a request began in it.
-        self._has_begun = False
         # The client has ended its side; the first bytes of the next answer are out already.
         self._has_ended = False
         self._is_ahead = False
         self._is_probed = False
         self._look_s = departure.LOOK_S
-        self._hosts = 0
-        self._has_connection = False
-        self._head_bytes = 0
-        self._max_head_bytes = self.limits.max_header_bytes
-        # Bytes since the parser last gave anything away: an endless header line, or trailer.
-        self._silent_bytes = 0
         self._unflushed_bytes = 0
         # Answers that became ready while bytes were parsed; they go out in one write.
-        self.is_feeding = False
         self._joined: list[bytes] = []
         self._joined_bytes = 0
         self._deadlines = Deadlines(self.loop, self._on_due)
@@ -122,35 +77,6 @@ class RamrackHttpProtocol(HttpToolsProtocol):
         self.flow = self._flow = Flow(transport)
         self._await_head()
         self._deadlines.set("idle", self.limits.keep_alive_s)
-
-    def data_received(self, data: bytes) -> None:
-        """Parse what came; what is no request is answered and ends the connection."""
-        if self._is_deaf:
-            return
-        self._silent_bytes += len(data)
-        self._has_begun = False
-        self.is_feeding = True
-        error: Exception | None = None
-        offered_until = 0
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            offered_until = upgrade.args[0]
-        except httptools.HttpParserError as refused:
-            error = _reason_of(refused)
-        if offered_until:
-            error = self._feed_again(data[offered_until:])
-        self.is_feeding = False
-        if self._joined_bytes:
-            self._flush()
-        if self._silent_bytes > self._max_head_bytes and error is None:
-            error = self._head_too_large()
-        if error is not None:
-            # Deaf: the last request was answered, and what follows it is none.
-            if not self._is_deaf:
-                self._refuse(error)
-        elif self._active or self._is_head_open or self.pipeline or not self._has_begun:
-            self._settle()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's never keeps it open
         """Note that the client sends no more; keep the connection while answers are due.
@@ -196,66 +122,9 @@ class RamrackHttpProtocol(HttpToolsProtocol):
         if self._is_idle():
             self._become_idle()
 
-    # What the parser calls
+    # What the parsing calls
 
-    def on_message_begin(self) -> None:
-        """Begin a request."""
-        if self._is_deaf:
-            raise _Refused(InvalidInput("request: it came after the last one"))
-        self._has_begun = True
-        self._is_message_open = True
-        self._is_head_open = True
-        self._head_bytes = _LINE_BYTES
-        self._hosts = 0
-        self._has_connection = False
-        self.url = b""
-        self.headers = []
-        self.expect_100_continue = False
-
-    def on_url(self, url: bytes) -> None:
-        """Take a piece of the request target."""
-        self._head_bytes += len(url)
-        if self._head_bytes > self._max_head_bytes:
-            raise _Refused(self._head_too_large())
-        self.url += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header line."""
-        self._head_bytes += len(name) + len(value) + _HEADER_BYTES
-        if self._head_bytes > self._max_head_bytes:
-            raise _Refused(self._head_too_large())
-        # A trailer is not part of what the request said before its body.
-        if not self._is_head_open:
-            return
-        name = name.lower()
-        self.headers.append((name, value))
-        if name in _NOTED_HEADERS:
-            if name == b"host":
-                self._hosts += 1
-            elif name == b"connection":
-                self._has_connection = True
-            elif value.lower() == b"100-continue":
-                self.expect_100_continue = True
-
-    def on_headers_complete(self) -> None:
-        """Start the request, or let it wait its turn."""
-        self._silent_bytes = 0
-        parser = self.parser
-        method = parser.get_method()
-        if method == b"CONNECT":
-            raise _Refused(MethodNotAllowed("method CONNECT is not allowed: this is no proxy"))
-        if self._hosts != 1:
-            self._check_hosts()
-        if parser.should_upgrade():
-            # The parser takes what follows for another protocol; it is fed again without the offer.
-            version = parser.get_http_version()
-            self._plain_head = head.without_upgrade(method, self.url, version, self.headers)
-            return
-        keep_alive = parser.should_keep_alive()
-        # Asking for the version costs more than all else here. Where no Connection header is, the
-        # parser's word says the same; where one is, HTTP/1.0 has no keep-alive here all the same.
-        if self._has_connection and keep_alive:
-            keep_alive = parser.get_http_version() != "1.0"
+    def _open(self, method: bytes, *, keep_alive: bool) -> Exchange:
         exchange: Exchange | None = None
         if self.lane is not None and method == b"POST":
             exchange = self.lane.open(
@@ -264,8 +133,9 @@ class RamrackHttpProtocol(HttpToolsProtocol):
             )  # fmt: skip
         if exchange is None:
             exchange = self.cycle = self._new_cycle(method, keep_alive=keep_alive)
-        self._newest = exchange
-        self._is_head_open = False
+        return exchange
+
+    def _admit(self, exchange: Exchange) -> None:
         if self._is_head_due:
             self._forget_head()
         # While stopping the last one of a packet must be known before the first is answered.
@@ -279,21 +149,19 @@ class RamrackHttpProtocol(HttpToolsProtocol):
         self._deadlines.start("probe", departure.LOOK_S)
         self.pipeline.appendleft(exchange)
 
-    def on_body(self, body: bytes) -> None:
-        """Take a piece of the body."""
-        self._silent_bytes = 0
-        if self._newest is not None:
-            self._newest.take(body)
-
-    def on_message_complete(self) -> None:
-        """End the request; its answer may be out already."""
-        self._silent_bytes = 0
-        if self._plain_head is not None or self._newest is None:
-            return
-        self._is_message_open = False
+    def _completed(self) -> None:
         if self._is_body_due:
             self._forget_body()
-        self._newest.complete()
+
+    def _parsed(self, error: Exception | None) -> None:
+        if self._joined:
+            self._flush()
+        if error is not None:
+            # Deaf: the last request was answered, and what follows it is none.
+            if not self._is_deaf:
+                self._refuse(error)
+        elif self._active or self._is_head_open or self.pipeline or not self._has_begun:
+            self._settle()
 
     # What a request calls
 
@@ -301,7 +169,7 @@ class RamrackHttpProtocol(HttpToolsProtocol):
         """Go on with the next request, the last words, or waiting."""
         self.server_state.total_requests += 1
         self._active = None
-        if self._is_ending or self._is_advancing or self.transport.is_closing():
+        if self._is_ending or self.transport.is_closing():
             return
         if self.pipeline or self._last_words or self._flow.read_paused:
             self._advance()
@@ -365,26 +233,6 @@ class RamrackHttpProtocol(HttpToolsProtocol):
 
     # Inside
 
-    def _new_parser(self) -> Any:
-        parser = httptools.HttpRequestParser(self)
-        parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        return parser
-
-    def _feed_again(self, rest: bytes) -> Exception | None:
-        """Parse a request again without its offer to upgrade, and what follows it."""
-        while True:
-            plain_head, self._plain_head = self._plain_head or b"", None
-            self.parser = self._new_parser()
-            data = plain_head + rest
-            try:
-                self.parser.feed_data(data)
-            except httptools.HttpParserUpgrade as upgrade:
-                rest = data[upgrade.args[0] :]
-                continue
-            except httptools.HttpParserError as refused:
-                return _reason_of(refused)
-            return None
-
     def _settle(self) -> None:
         """Let the request under way have what came, and see what is awaited next."""
         if self._is_deaf:
@@ -398,34 +246,8 @@ class RamrackHttpProtocol(HttpToolsProtocol):
             # Line ends alone begin no request, and do not keep a connection either.
             self._await_head()
 
-    def _check_hosts(self) -> None:
-        if self._hosts:
-            raise _Refused(InvalidInput("request: the header Host stands twice"))
-        if self.parser.get_http_version() != "1.0":
-            raise _Refused(InvalidInput("request: the header Host is missing: HTTP/1.1 needs it"))
-
-    def _head_too_large(self) -> HeadersTooLarge:
-        return HeadersTooLarge(
-            f"request head: larger than max_header_bytes {self.limits.max_header_bytes}"
-        )
-
     def _new_cycle(self, method: bytes, *, keep_alive: bool) -> Cycle:
-        path, raw_path, query = head.split_target(self.url)
-        self.scope = {
-            "type": "http",
-            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
-            "http_version": self.parser.get_http_version(),
-            "server": self.server,
-            "client": self.client,
-            "scheme": self.scheme or "http",
-            "method": method.decode("ascii"),
-            "root_path": self.root_path,
-            "path": path,
-            "raw_path": raw_path,
-            "query_string": query,
-            "headers": self.headers,
-            "state": self.app_state.copy(),
-        }
+        self.scope = head.scope_of(self, method)
         return Cycle(
             is_last=self._is_last,
             run=self._run_application,
@@ -644,15 +466,3 @@ class RamrackHttpProtocol(HttpToolsProtocol):
             self.transport.abort()
         else:
             self._watch_writing()
-
-
-def _reason_of(error: httptools.HttpParserError) -> Exception:
-    """Return what a callback of ours refused, or the parser's own words."""
-    cause = error.__context__
-    if isinstance(cause, _Refused):
-        return cause.error
-    if cause is None or isinstance(cause, httptools.HttpParserError | UnicodeDecodeError):
-        return InvalidInput(f"request: not valid HTTP: {cause or error}")
-    # A fault of ours: the answer is a 500 that tells nothing of it.
-    _log.error("unplanned error", exc_info=cause)
-    return Exception(str(cause))

@@ -13,7 +13,8 @@ import uvicorn
 from serving.settings import Settings
 from serving.web.exchange import Lane
 from serving.web.head import AnswerHeads
-from serving.web.protocol import HttpLimits, RamrackHttpProtocol
+from serving.web.parsing import HttpLimits
+from serving.web.protocol import RamrackHttpProtocol
 from serving.web.sockets import BACKLOG, refuse_new_connections, waiting_connections
 
 # Handshakes that were under way when the kernel began to refuse new ones end within this.
