@@ -62,8 +62,9 @@ class BodyReader:
         fields = dict(headers)
         if content_type := fields.get(b"content-type"):
             _check_type(content_type)
-        if (length := fields.get(b"content-length")) is not None:
-            self._check_length(length)
+        length = fields.get(b"content-length")
+        if length is not None and not (length.isdigit() and int(length) <= self.max_bytes):
+            raise self._wrong_length(length)
         coding = fields.get(b"content-encoding")
         encoding = parse_content_encoding(coding.decode("latin-1")) if coding else "identity"
         return Intake(self, encoding)
@@ -98,11 +99,10 @@ class BodyReader:
             f"in this worker, no room for {more_bytes} more"
         )
 
-    def _check_length(self, value: bytes) -> None:
+    def _wrong_length(self, value: bytes) -> InvalidInput | PayloadTooLarge:
         if not value.isdigit():
-            raise InvalidInput(f"header content-length: {shown(value.decode('latin-1'))}")
-        if int(value) > self.max_bytes:
-            raise PayloadTooLarge(f"body: {int(value)} bytes, at most {self.max_bytes} are allowed")
+            return InvalidInput(f"header content-length: {shown(value.decode('latin-1'))}")
+        return PayloadTooLarge(f"body: {int(value)} bytes, at most {self.max_bytes} are allowed")
 
 
 class Intake:

@@ -61,6 +61,7 @@ class RequestParser(HttpToolsProtocol):
         # Bytes are being parsed; a request began in them.
         self.is_feeding = False
         self._has_begun = False
+        self._is_body_due = False
         self._hosts = 0
         self._has_connection = False
         self._head_bytes = 0
@@ -78,8 +79,8 @@ class RequestParser(HttpToolsProtocol):
         """Start a request, or let it wait its turn."""
         raise NotImplementedError
 
-    def _completed(self) -> None:
-        """Note that the newest request is complete."""
+    def _body_came(self) -> None:
+        """Forget the deadline of the newest request's body."""
         raise NotImplementedError
 
     def _parsed(self, error: Exception | None) -> None:
@@ -185,7 +186,8 @@ class RequestParser(HttpToolsProtocol):
         if self._plain_head is not None or self._newest is None:
             return
         self._is_message_open = False
-        self._completed()
+        if self._is_body_due:
+            self._body_came()
         self._newest.complete()
 
     # Inside

@@ -66,7 +66,6 @@ class RamrackHttpProtocol(RequestParser):
         self._joined_bytes = 0
         self._deadlines = Deadlines(self.loop, self._on_due)
         self._is_head_due = False
-        self._is_body_due = False
         self._idle_from_s = 0.0
 
     # What the event loop calls
@@ -149,10 +148,6 @@ class RamrackHttpProtocol(RequestParser):
         self._deadlines.start("probe", departure.LOOK_S)
         self.pipeline.appendleft(exchange)
 
-    def _completed(self) -> None:
-        if self._is_body_due:
-            self._forget_body()
-
     def _parsed(self, error: Exception | None) -> None:
         if self._joined:
             self._flush()
@@ -222,7 +217,7 @@ class RamrackHttpProtocol(RequestParser):
         self._is_ending = True
         self._flush()
         self._forget_head()
-        self._forget_body()
+        self._body_came()
         if self._has_ended or not (self._is_message_open or self._is_stopping):
             self._close()
             return
@@ -386,7 +381,7 @@ class RamrackHttpProtocol(RequestParser):
         self._is_head_due = False
         self._deadlines.clear("head")
 
-    def _forget_body(self) -> None:
+    def _body_came(self) -> None:
         self._is_body_due = False
         self._deadlines.clear("body")
 
