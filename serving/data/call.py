@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
 from registry.errors import InvalidInput
-from serving.web.errors import Headers, request_id_of
+from serving.web.errors import REQUEST_ID, Headers, new_request_id, request_id_of
 
 LENGTH_HEADER: Final = b"inference-header-content-length"
 TIMEOUT_HEADER: Final = b"x-request-timeout-ms"
 KEY_HEADER: Final = b"x-routing-key"
 MAX_KEY_BYTES: Final = 256
-_READ_HEADERS: Final = (LENGTH_HEADER, TIMEOUT_HEADER, KEY_HEADER, b"accept-encoding")
+ACCEPT_HEADER: Final = b"accept-encoding"
+_HEADERS: Final = frozenset({REQUEST_ID, LENGTH_HEADER, TIMEOUT_HEADER, KEY_HEADER, ACCEPT_HEADER})
 
 
 @dataclass(slots=True)
@@ -37,17 +38,18 @@ class RequestHead:
 
         ``request_id``: the one that was decided on already, if it was.
         """
+        pairs = [header for header in headers if header[0] in _HEADERS]
+        if not pairs:
+            return cls(request_id or new_request_id())
         found: dict[bytes, str] = {}
-        pairs = list(headers)
         for name, value in pairs:
-            if name in _READ_HEADERS:
-                text = value.decode("latin-1").strip()
-                found[name] = f"{found[name]},{text}" if name in found else text
+            text = value.decode("latin-1").strip()
+            found[name] = f"{found[name]},{text}" if name in found else text
         return cls(
             request_id=request_id or request_id_of(pairs),
             json_length=found.get(LENGTH_HEADER),
             timeout_ms=found.get(TIMEOUT_HEADER),
-            accept_encoding=found.get(b"accept-encoding"),
+            accept_encoding=found.get(ACCEPT_HEADER),
             routing_key=found.get(KEY_HEADER),
         )
 
@@ -85,7 +87,6 @@ class Pending(Protocol):
 
     def cancel(self) -> None:
         """Drop the request, for its client left: ``done`` is not called. Late calls do nothing."""
-        ...
 
 
 def routing_key(head: RequestHead) -> bytes | None:

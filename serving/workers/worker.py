@@ -25,7 +25,9 @@ from models.servable import Loader, Servable
 from registry.serving_map import ServingMap
 from serving.data.app import create_data_app
 from serving.data.batcher import Batcher, BatchLimits
+from serving.data.body import BodyReader
 from serving.data.data_plane import DataPlane, RequestHead, ServedVersion
+from serving.data.lane import InferLane
 from serving.data.model_gate import ModelGate
 from serving.data.response_cache import ResponseCache
 from serving.data.run_policy import RunPolicy, has_one_shape
@@ -102,10 +104,12 @@ class Worker:
             report=self._report,
         )
         self._plane = DataPlane(serving_map, self._region.plane, hello.settings, memory.statistics)
+        bodies = BodyReader(hello.settings)
         self._server = HttpServer(
-            create_data_app(self._plane, hello.settings),
+            create_data_app(self._plane, hello.settings, bodies),
             hello.settings,
             on_refused=self._count_refused,
+            lane=InferLane(self._plane, hello.settings, bodies),
         )
 
     @property
