@@ -1,4 +1,4 @@
-"""Inspecting a version in a throwaway child process, so that a bad model harms nobody else."""
+"""Trying a version in a throwaway child process, so that a bad model harms nobody else."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from models.errors import LoadFailed
 from models.memory import resident_anonymous_bytes
 from models.servable import Inspection, parse_inspection
 from registry.errors import InvalidInput
-from registry.manifest import Manifest
+from registry.manifest import JsonObject, Manifest
 
 _MIB: Final = 1 << 20
 # An interpreter with numpy, onnx and onnxruntime, before it opens anything.
@@ -27,6 +27,7 @@ _POLL_S: Final = 0.05
 _MAX_ANSWER_BYTES: Final = 32 * _MIB
 _MAX_STDERR_BYTES: Final = 64 * 1024
 _MODULE: Final = "models.inspect_child"
+_NO_ANSWER: Final = "the inspection process gave no proper answer"
 _KEPT_ENVIRONMENT: Final = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")
 _THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -49,33 +50,70 @@ def inspect_version(
     objects_dir: Path,
     limits: Limits,
     cancelled: threading.Event | None = None,
+    *,
+    has_prepacking: bool = True,
 ) -> Inspection:
     """Open and try a version in a child process; raises LoadFailed with the reason.
 
     Blocks up to ``limits.timeout_s``; setting ``cancelled`` from another thread ends it earlier.
     The child dies with the thread that calls this.
     """
-    with _Child(manifest, objects_dir, limits) as child:
+    request: JsonObject = {"task": "inspect", "has_prepacking": has_prepacking}
+    found = ask_child(request, manifest, objects_dir, limits, cancelled)
+    try:
+        inspection = parse_inspection(found)
+    except (ValueError, KeyError, TypeError, InvalidInput):
+        raise LoadFailed(_NO_ANSWER) from None
+    check_private_bytes(inspection, limits.memory_bytes)
+    return inspection
+
+
+def check_private_bytes(inspection: Inspection, memory_bytes: int) -> None:
+    """Raise LoadFailed where a version takes more private memory than it may."""
+    if inspection.private_bytes > memory_bytes:
+        raise _needs_more(memory_bytes)
+
+
+def ask_child(
+    request: JsonObject,
+    manifest: Manifest,
+    objects_dir: Path,
+    limits: Limits,
+    cancelled: threading.Event | None = None,
+    file_bytes: int = 0,
+) -> JsonObject:
+    """Return what the child found out for ``request``, a task of ``models.inspect_child``.
+
+    ``file_bytes``: how large a file it may write. Raises LoadFailed.
+    """
+    with _Child(request, manifest, objects_dir, limits, file_bytes) as child:
         answer = child.answer(cancelled or threading.Event())
     try:
         document = json.loads(answer)
-        inspection = None if "reason" in document else parse_inspection(document["inspection"])
-    except (ValueError, KeyError, TypeError, InvalidInput):
-        raise LoadFailed("the inspection process gave no proper answer") from None
-    if inspection is not None and inspection.private_bytes <= limits.memory_bytes:
-        return inspection
-    if inspection is not None or document.get("is_memory"):
-        raise _needs_more(limits)
-    raise LoadFailed(str(document["reason"]))
+        if "reason" not in document:
+            return dict(document["found"])
+        is_memory, reason = bool(document["is_memory"]), str(document["reason"])
+    except (ValueError, KeyError, TypeError):
+        raise LoadFailed(_NO_ANSWER) from None
+    raise _needs_more(limits.memory_bytes) if is_memory else LoadFailed(reason)
 
 
 class _Child:
     """The running child; leaving the context ends it in any case."""
 
-    def __init__(self, manifest: Manifest, objects_dir: Path, limits: Limits) -> None:
+    def __init__(
+        self,
+        request: JsonObject,
+        manifest: Manifest,
+        objects_dir: Path,
+        limits: Limits,
+        file_bytes: int,
+    ) -> None:
         self._limits = limits
         self._stderr = bytearray()
         request = {
+            **request,
+            "file_bytes": file_bytes,
             "manifest": manifest.to_json(),
             "objects_dir": str(objects_dir.resolve()),
             "threads": limits.threads,
@@ -150,7 +188,7 @@ class _Child:
             raise self._too_slow()
         used = resident_anonymous_bytes(self._process.pid)
         if used > self._limits.memory_bytes + _BASE_BYTES:
-            raise _needs_more(self._limits)
+            raise _needs_more(self._limits.memory_bytes)
 
     def _too_slow(self) -> LoadFailed:
         return LoadFailed(f"its inspection took longer than {self._limits.timeout_s:g} s")
@@ -158,7 +196,7 @@ class _Child:
     def _died(self, code: int) -> LoadFailed:
         said = bytes(self._stderr).lower()
         if b"bad_alloc" in said or b"memoryerror" in said or b"cannot allocate" in said:
-            return _needs_more(self._limits)
+            return _needs_more(self._limits.memory_bytes)
         if code == -signal.SIGXCPU:
             return LoadFailed("its inspection used up its processor time")
         if code < 0:
@@ -166,8 +204,8 @@ class _Child:
         return LoadFailed(f"the inspection process ended with exit code {code}")
 
 
-def _needs_more(limits: Limits) -> LoadFailed:
-    return LoadFailed(f"it needs more than {limits.memory_bytes // _MIB} MiB of private memory")
+def _needs_more(memory_bytes: int) -> LoadFailed:
+    return LoadFailed(f"it needs more than {memory_bytes // _MIB} MiB of private memory")
 
 
 def _memory_file(data: bytes) -> int:

@@ -1,4 +1,4 @@
-"""The throwaway process that is the first to open a version: whatever it breaks, it breaks here.
+"""The throwaway process that first opens a version: whatever that breaks, it breaks here.
 
 Run as ``python -m models.inspect_child ANSWER_FD`` by ``models.inspect``, which says on stdin what
 to look at and reads one JSON document from the descriptor.
@@ -13,26 +13,29 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from models import priority
 from models.errors import LoadFailed
 from registry.ident import digest_hex
-from registry.manifest import Json, JsonObject, Manifest, parse_manifest
+from registry.manifest import JsonObject, Manifest, parse_manifest
 
 _PR_SET_PDEATHSIG: Final = 1
 _OPEN_FILES: Final = 256
-_NICE: Final = 10
+# Workers add less: what was never served yet goes first.
+_OOM_SCORE: Final = 600
 
 
 def main() -> int:
-    """Inspect what stdin names and answer with ``inspection`` or ``reason``."""
+    """Do the task that stdin names and answer with ``found`` or ``reason``."""
     request = json.load(sys.stdin)
     answer_fd = int(sys.argv[1])
     _die_with(int(request["parent_pid"]))
-    _confine(cpu_s=int(request["cpu_s"]))
+    _confine(cpu_s=int(request["cpu_s"]), file_bytes=int(request["file_bytes"]))
     try:
-        answer: JsonObject = {"inspection": _inspect(request)}
+        answer: JsonObject = {"found": _TASKS[request["task"]](request)}
     except LoadFailed as error:
         is_memory = "not enough memory" in str(error)
         answer = {"reason": str(error), "is_memory": is_memory}
@@ -44,7 +47,7 @@ def main() -> int:
     os._exit(0)
 
 
-def _inspect(request: dict[str, Any]) -> Json:
+def _inspect(request: dict[str, Any]) -> JsonObject:
     # Imported late: the limits of _confine come first.
     from models.graph_check import (
         check_graph,
@@ -54,8 +57,7 @@ def _inspect(request: dict[str, Any]) -> Json:
     )
 
     manifest = parse_manifest(request["manifest"])
-    objects_dir = Path(request["objects_dir"])
-    graph = objects_dir / digest_hex(manifest.graph)
+    graph = Path(request["objects_dir"]) / digest_hex(manifest.graph)
     from models.runtime import onnx as runtime
 
     if manifest.runtime["name"] != runtime.RUNTIME_NAME:
@@ -77,7 +79,7 @@ def _measure(
     graph: Path,
     reason: str | None,
     has_control_flow: bool,
-) -> Json:
+) -> JsonObject:
     from models.memory import anonymous_bytes, trim
     from models.probe import probe
     from models.runtime import onnx as runtime
@@ -92,7 +94,7 @@ def _measure(
     trim()
     before = anonymous_bytes()
     start = time.perf_counter()
-    session = runtime.open_session(graph, threads)
+    session = runtime.open_session(graph, threads, has_prepacking=bool(request["has_prepacking"]))
     load_s = time.perf_counter() - start
     runtime.check_session(session, signature)
     probed = probe(runtime.OnnxServable(session, signature).run, signature, reason)
@@ -105,7 +107,50 @@ def _measure(
         run_s=probed.run_s,
         load_s=load_s,
         private_bytes=max(anonymous_bytes() - before, 0),
+        has_prepacking=bool(request["has_prepacking"]),
     ).to_json()
+
+
+def _pack(request: dict[str, Any]) -> JsonObject:
+    from models.pack_child import compact, pack
+
+    manifest = parse_manifest(request["manifest"])
+    # Beside the tensors it maps what it writes.
+    _limit_memory(
+        int(request["memory_bytes"]) + _mapped_bytes(manifest) + int(request["file_bytes"])
+    )
+    write = compact if request["is_compact"] else pack
+    return write(
+        manifest,
+        Path(request["objects_dir"]),
+        threads=int(request["threads"]),
+        graph_path=Path(request["graph_path"]),
+        data_path=Path(request["data_path"]),
+    )
+
+
+def _compare(request: dict[str, Any]) -> JsonObject:
+    from models.compare_child import compare
+
+    manifest = parse_manifest(request["manifest"])
+    _limit_memory(
+        int(request["memory_bytes"]) + 2 * _mapped_bytes(manifest) + int(request["packed_bytes"])
+    )
+    return compare(
+        manifest,
+        Path(request["objects_dir"]),
+        threads=int(request["threads"]),
+        packed_graph=str(request["packed_graph"]),
+        packed_objects=frozenset(request["packed_objects"]),
+    )
+
+
+# By the name that ``models.inspect`` and ``models.pack`` ask for.
+_TASKS: Final[Mapping[str, Callable[[dict[str, Any]], JsonObject]]] = {
+    "inspect": _inspect,
+    "pack": _pack,
+    "compare": _compare,
+}
 
 
 def _die_with(parent_pid: int) -> None:
@@ -114,12 +159,13 @@ def _die_with(parent_pid: int) -> None:
         os._exit(1)  # it died before the call above
 
 
-def _confine(cpu_s: int) -> None:
+def _confine(cpu_s: int, file_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
     resource.setrlimit(resource.RLIMIT_NOFILE, (_OPEN_FILES, _OPEN_FILES))
-    os.nice(_NICE)
+    priority.step_back_process()
+    priority.die_before_parent(_OOM_SCORE)
 
 
 def _limit_memory(more_bytes: int) -> None:

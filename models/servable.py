@@ -29,7 +29,9 @@ class Inspection:
     ``mode``: how workers hold the weights (``private``, ``mapped`` or ``packed``), and
     ``mode_reason`` why so. ``graph``: digest of the graph object that workers open; empty: the
     manifest's. ``resident``: digest to bytes of all that serving and loading read, once a machine;
-    empty: the manifest's graph and tensors.
+    empty: the manifest's graph and tensors. The bytes are those at the start of the object: what
+    loading alone reads lies behind them. ``has_prepacking``: the runtime may copy weights into the
+    order that its kernels like.
     """
 
     signature: Signature
@@ -43,6 +45,7 @@ class Inspection:
     mode_reason: str = ""
     graph: str = ""
     resident: Mapping[str, int] = field(default_factory=dict)
+    has_prepacking: bool = True
 
     def to_json(self) -> JsonObject:
         """Return the JSON form, for the wire and for the persisted state."""
@@ -66,6 +69,7 @@ def parse_inspection(document: Mapping[str, Any]) -> Inspection:
         mode_reason=str(document.get("mode_reason", "")),
         graph=str(document.get("graph", "")),
         resident={str(k): int(v) for k, v in document.get("resident", {}).items()},
+        has_prepacking=bool(document.get("has_prepacking", True)),
     )
 
 

@@ -5,9 +5,9 @@ Standard library only, so that the parent process can check a manifest without n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Final
 
 from registry.errors import InvalidInput
 from registry.ident import shown
@@ -22,6 +22,7 @@ MAX_TENSOR_SPECS: Final = 10_000
 _SPEC_KEYS: Final = frozenset(
     {"name", "datatype", "shape", "columns", "labels", "categories", "missing", "method"}
 )
+_LISTED: Final = {"columns": "column", "categories": "category", "labels": "label"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,61 @@ class Signature:
         inputs: list[Json] = [spec.to_json() for spec in self.inputs]
         outputs: list[Json] = [spec.to_json() for spec in self.outputs]
         return {"inputs": inputs, "outputs": outputs}
+
+
+def difference(one: Signature, other: Signature, names: tuple[str, str]) -> str:
+    """Return the first thing in which two signatures differ, in words; empty if none.
+
+    ``names``: what to call the two. Everything a client can see counts: names and their order,
+    datatypes, shapes, columns, categories, labels, the word for missing values, the native method.
+    """
+    return _difference("input", one.inputs, other.inputs, names) or _difference(
+        "output", one.outputs, other.outputs, names
+    )
+
+
+def _difference(
+    kind: str, one: tuple[TensorSpec, ...], other: tuple[TensorSpec, ...], names: tuple[str, str]
+) -> str:
+    mine, theirs = {spec.name: spec for spec in one}, {spec.name: spec for spec in other}
+    if only := _only_in_one(kind, list(mine), list(theirs), names):
+        return only
+    for name, spec in mine.items():
+        # Columns first: a table of other columns has another shape, which says less.
+        for field in sorted(fields(TensorSpec), key=lambda item: item.name not in _LISTED):
+            pair = (getattr(spec, field.name), getattr(theirs[name], field.name))
+            if pair[0] != pair[1]:
+                return f"{kind} {shown(name)}: {_field_difference(field.name, *pair, names)}"
+    if list(mine) != list(theirs):
+        return _both(f"order of {kind}s", list(mine), list(theirs), names)
+    return ""
+
+
+def _field_difference(name: str, a: Any, b: Any, names: tuple[str, str]) -> str:
+    singular = _LISTED.get(name)
+    if singular and a is not None and b is not None:
+        if only := _only_in_one(singular, a, b, names):
+            return only
+        place = next(i for i in range(len(a)) if a[i : i + 1] != b[i : i + 1])
+        return _both(f"{singular} {place}", a[place], b[place], names)
+    return _both(name, a, b, names)
+
+
+def _only_in_one(kind: str, a: Sequence[Any], b: Sequence[Any], names: tuple[str, str]) -> str:
+    for item in (*a, *b):
+        if (item in a) != (item in b):
+            return f"{kind} {shown(item)} is in {names[0] if item in a else names[1]} only"
+    return ""
+
+
+def _both(what: str, a: Any, b: Any, names: tuple[str, str]) -> str:
+    return f"{what} is {_value(a)} in {names[0]} and {_value(b)} in {names[1]}"
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "not set"
+    return shown(list(value)) if isinstance(value, tuple | list) else shown(value)
 
 
 def parse_signature(document: object) -> Signature:

@@ -1,19 +1,18 @@
 """The memory budget: what the loaded versions take, and whether one more fits.
 
-Pure. The sums are made anew from what is loaded each time, so they cannot drift. Weights are
-counted once a machine by digest, however many versions and workers share them; private memory is
-counted once a worker.
+Pure. The sums are made anew from what is loaded each time, so they cannot drift. Objects (graphs,
+weights, packed weights) are counted once a machine by digest, however many versions and workers
+share them; private memory is counted once a worker.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from registry.errors import OverBudget
-from registry.manifest import JsonObject, Manifest
+from registry.manifest import Json, JsonObject
 
 DEFAULT_SHARE: Final = 0.75
 UNMEASURED: Final = (
@@ -26,39 +25,55 @@ Key: TypeAlias = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What one version takes: ``weights`` maps digests to bytes, shared by all workers.
+    """What one version takes: ``objects`` maps digests to bytes, shared by all workers.
 
     ``private_bytes_per_worker``: None before anything measured it.
     """
 
-    weights: Mapping[str, int]
+    objects: Mapping[str, int]
     private_bytes_per_worker: int | None
 
     @property
-    def weight_bytes(self) -> int:
-        """Bytes of all weights, each digest once."""
-        return sum(self.weights.values())
+    def object_bytes(self) -> int:
+        """Bytes of all objects, each digest once."""
+        return sum(self.objects.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """A version that could be unloaded, and what that would free after those before it."""
+
+    key: Key
+    frees_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a load would do. ``new_bytes``: weights that no loaded version shares.
+    """What a load would do. ``new_bytes``: objects that no loaded version shares.
 
     Until the private memory of a version was measured ``needs_bytes`` is a lower bound, and
-    ``reason`` says so.
+    ``reason`` says so. ``would_evict``: what to unload so that it fits, the largest first; nothing
+    is unloaded by itself, and all of it may still be too little.
     """
 
     needs_bytes: int
     free_bytes: int
-    weight_bytes: int
+    object_bytes: int
     new_bytes: int
     private_bytes_per_worker: int | None
     workers: int
+    would_evict: tuple[Eviction, ...] = ()
 
     @property
     def fits(self) -> bool:
         """Say whether the budget has room, as far as the need is known."""
         return self.needs_bytes <= self.free_bytes
+
+    @property
+    def fits_after_evicting(self) -> bool:
+        """Say whether it would fit once ``would_evict`` is unloaded."""
+        freed = sum(eviction.frees_bytes for eviction in self.would_evict)
+        return self.needs_bytes <= self.free_bytes + freed
 
     @property
     def is_estimated(self) -> bool:
@@ -72,26 +87,32 @@ class Plan:
 
     def to_json(self) -> JsonObject:
         """Return the JSON form that users see."""
+        evictions: list[Json] = [
+            {"model": item.key[0], "version": item.key[1], "frees_bytes": item.frees_bytes}
+            for item in self.would_evict
+        ]
         return {
             "needs_bytes": self.needs_bytes,
             "free_bytes": self.free_bytes,
             "fits": self.fits,
-            "weight_bytes": self.weight_bytes,
+            "object_bytes": self.object_bytes,
             "new_bytes": self.new_bytes,
             "private_bytes_per_worker": self.private_bytes_per_worker,
             "workers": self.workers,
             "is_estimated": self.is_estimated,
             "reason": self.reason,
-            "would_evict": [],
+            "would_evict": evictions,
+            "fits_after_evicting": self.fits_after_evicting,
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """How one loaded version's weights divide: ``unique`` are its own alone."""
+    """How one loaded version's weights divide: ``unique`` are its own alone, ``others`` share."""
 
     unique_bytes: int
     shared_bytes: int
+    others: tuple[Key, ...]
 
 
 def default_budget_bytes(available_bytes: int) -> int:
@@ -99,18 +120,12 @@ def default_budget_bytes(available_bytes: int) -> int:
     return int(available_bytes * DEFAULT_SHARE)
 
 
-def footprint(manifest: Manifest, private_bytes_per_worker: int | None) -> Footprint:
-    """Return what a version takes, with the private memory that was measured for it, if any."""
-    weights = {entry.digest: entry.size_bytes for entry in manifest.tensors}
-    return Footprint(weights, private_bytes_per_worker)
-
-
 def committed_bytes(held: Mapping[Key, Footprint], workers: int) -> int:
     """Return the bytes that ``held`` takes on the whole machine."""
-    weights: dict[str, int] = {}
+    objects: dict[str, int] = {}
     for item in held.values():
-        weights |= item.weights
-    return sum(weights.values()) + workers * sum(
+        objects |= item.objects
+    return sum(objects.values()) + workers * sum(
         item.private_bytes_per_worker or 0 for item in held.values()
     )
 
@@ -121,35 +136,42 @@ def plan(
     key: Key,
     new: Footprint,
     workers: int,
-    graph_bytes: int = 0,
+    evictable: Iterable[Key] = (),
 ) -> Plan:
     """Return what loading ``key`` beside ``held`` would take; nothing if it is held already.
 
-    ``graph_bytes``: the least that the graph takes, counted where nothing was measured.
+    ``evictable``: those of ``held`` that nobody would miss.
     """
     others = {name: item for name, item in held.items() if name != key}
     present = committed_bytes(held, workers)
     wanted = committed_bytes({**others, key: new}, workers)
-    if new.private_bytes_per_worker is None:
-        wanted += graph_bytes
     shared: set[str] = set()
     for item in others.values():
-        shared |= item.weights.keys()
+        shared |= item.objects.keys()
+    needs, free = max(0, wanted - present), max(0, budget_bytes - present)
     return Plan(
-        needs_bytes=max(0, wanted - present),
-        free_bytes=max(0, budget_bytes - present),
-        weight_bytes=new.weight_bytes,
-        new_bytes=sum(size for digest, size in new.weights.items() if digest not in shared),
+        needs_bytes=needs,
+        free_bytes=free,
+        object_bytes=new.object_bytes,
+        new_bytes=sum(size for digest, size in new.objects.items() if digest not in shared),
         private_bytes_per_worker=new.private_bytes_per_worker,
         workers=workers,
+        would_evict=_evictions(
+            needs - free, {**others, key: new}, sorted(set(evictable) & others.keys()), workers
+        ),
     )
 
 
 def admit(
-    budget_bytes: int, held: Mapping[Key, Footprint], key: Key, new: Footprint, workers: int
+    budget_bytes: int,
+    held: Mapping[Key, Footprint],
+    key: Key,
+    new: Footprint,
+    workers: int,
+    evictable: Iterable[Key] = (),
 ) -> Plan:
     """Return the plan if the version fits, or raise OverBudget with it."""
-    result = plan(budget_bytes, held, key, new, workers)
+    result = plan(budget_bytes, held, key, new, workers, evictable)
     if not result.fits:
         and_private = ""
         if not result.is_estimated:
@@ -158,18 +180,52 @@ def admit(
         raise OverBudget(
             f"{key[0]}/{key[1]} needs {'at least ' if result.is_estimated else ''}"
             f"{result.needs_bytes} bytes ({result.new_bytes} of weights{and_private}), "
-            f"{result.free_bytes} of the budget of {budget_bytes} are free: unload a version or "
-            "raise memory_budget",
+            f"{result.free_bytes} of the budget of {budget_bytes} are free: {_way_out(result)}",
             result.to_json(),
         )
     return result
 
 
-def shares(held: Mapping[Key, Footprint]) -> dict[Key, Shares]:
-    """Return how the weights of each held version divide into its own and shared ones."""
-    users = Counter(digest for item in held.values() for digest in item.weights)
+def shares(weights: Mapping[Key, Mapping[str, int]]) -> dict[Key, Shares]:
+    """Return how the weights of each version (digest to bytes) divide into own and shared ones."""
+    users: dict[str, set[Key]] = {}
+    for key, mine in weights.items():
+        for digest in mine:
+            users.setdefault(digest, set()).add(key)
     result = {}
-    for key, item in held.items():
-        unique = sum(size for digest, size in item.weights.items() if users[digest] == 1)
-        result[key] = Shares(unique, item.weight_bytes - unique)
+    for key, mine in weights.items():
+        unique = sum(size for digest, size in mine.items() if len(users[digest]) == 1)
+        others = set().union(*(users[digest] for digest in mine)) - {key}
+        result[key] = Shares(unique, sum(mine.values()) - unique, tuple(sorted(others)))
     return result
+
+
+def _evictions(
+    short_bytes: int, held: Mapping[Key, Footprint], candidates: list[Key], workers: int
+) -> tuple[Eviction, ...]:
+    """Return what to unload, the most useful first, until ``short_bytes`` are free."""
+    chosen: list[Eviction] = []
+    remaining, left = dict(held), list(candidates)
+    while short_bytes > 0 and left:
+        present = committed_bytes(remaining, workers)
+        gives = {key: present - committed_bytes(_without(remaining, key), workers) for key in left}
+        best = max(left, key=gives.__getitem__)
+        if not gives[best]:
+            break
+        chosen.append(Eviction(best, gives[best]))
+        short_bytes -= gives[best]
+        left.remove(best)
+        del remaining[best]
+    return tuple(chosen)
+
+
+def _without(held: Mapping[Key, Footprint], key: Key) -> dict[Key, Footprint]:
+    return {name: item for name, item in held.items() if name != key}
+
+
+def _way_out(plan: Plan) -> str:
+    named = ", ".join(f"{item.key[0]}/{item.key[1]}" for item in plan.would_evict)
+    if not named:
+        return "unload a version or raise memory_budget"
+    enough = "" if plan.fits_after_evicting else " (not enough by itself)"
+    return f"unload {named}{enough} or raise memory_budget"

@@ -11,12 +11,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
-from registry.errors import Conflict, InvalidInput, NotFound
-from registry.ident import check_alias, check_model_name, check_version, parse_version, shown
-from registry.manifest import Json, JsonObject
-from registry.rollout import Route, Stamp, moved, parse_route, rollback_version, without_previous
+from registry.errors import Conflict, NotFound
+from registry.ident import check_alias, check_model_name
+from registry.manifest import JsonObject
+from registry.model_settings import ModelSettings
+from registry.rollout import (
+    Route,
+    Stamp,
+    after_failure,
+    backed,
+    moved,
+    rollback_traffic,
+    taken_back,
+)
+from registry.traffic import Traffic
 
-FORMAT: Final = 1
 MAX_ALIASES: Final = 1000
 
 Key: TypeAlias = tuple[str, int]
@@ -48,12 +57,22 @@ class Alias:
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """All that is wanted of one model. ``failed``: version to the reason it does not serve."""
+    """All that is wanted of one model. ``failed``: version to the reason it does not serve.
+
+    ``settings_seq``: the event that set ``settings``, 0 before the first.
+    """
 
     loaded: Mapping[int, LoadedVersion] = field(default_factory=dict)
     failed: Mapping[int, str] = field(default_factory=dict)
     aliases: Mapping[str, Alias] = field(default_factory=dict)
     route: Route | None = None
+    settings: ModelSettings = field(default_factory=ModelSettings)
+    settings_seq: int = 0
+
+    @property
+    def settings_etag(self) -> str:
+        """Name this state of the settings, for If-Match."""
+        return f'"{self.settings_seq}"'
 
     def is_ready(self, version: int) -> bool:
         """Say whether the version is loaded and may answer."""
@@ -67,19 +86,11 @@ class ModelState:
 
     def holders(self, name: str, version: int) -> list[str]:
         """Return what keeps a version of model ``name``, and the way out of each; else nothing."""
-        removed = (
-            f"remove the route with DELETE /admin/v1/models/{name}/route or "
-            f"`ramrack route {name} --delete`"
-        )
         names = []
-        if self.route is not None and self.route.version == version:
+        if self.route is not None and (why := _held_by_route(self.route, version)):
             names.append(
-                f"the route sends requests to it: route to another version first, or {removed}"
-            )
-        elif self.route is not None and self.route.previous == version:
-            names.append(
-                "it is what a rollback of the route goes back to: route to a third version first, "
-                f"or {removed}"
+                f"{why}, or remove the route with DELETE /admin/v1/models/{name}/route or "
+                f"`ramrack route {name} --delete`"
             )
         names += [
             f"alias {alias!r} names it: move it to another version, or remove it with DELETE "
@@ -92,11 +103,14 @@ class ModelState:
 
 @dataclass(frozen=True, slots=True)
 class DesiredState:
-    """The whole wanted state. ``generation`` only rises; ``last_event`` completes the log."""
+    """The whole wanted state. ``generation`` only rises.
+
+    ``last_events``: what the last change was recorded as; they complete the log after a crash.
+    """
 
     generation: int = 0
     models: Mapping[str, ModelState] = field(default_factory=dict)
-    last_event: JsonObject | None = None
+    last_events: tuple[JsonObject, ...] = ()
 
     def model(self, name: str) -> ModelState:
         """Return a model's state; an empty one where nothing is wanted of it."""
@@ -126,6 +140,15 @@ def begin_load(
     return _with(state, name, replace(model, loaded=loaded, failed=_without(model.failed, version)))
 
 
+def reinspect(state: DesiredState, name: str, version: int, inspection: JsonObject) -> DesiredState:
+    """Replace what is known of a version in memory; nothing where it left meanwhile."""
+    model = state.model(name)
+    if version not in model.loaded:
+        return state
+    entry = replace(model.loaded[version], inspection=inspection)
+    return _with(state, name, replace(model, loaded={**model.loaded, version: entry}))
+
+
 def finish_load(state: DesiredState, name: str, version: int, stamp: Stamp) -> DesiredState:
     """Let a loaded version answer. The route moves only if there is none or it follows latest."""
     model = state.model(name)
@@ -136,17 +159,17 @@ def finish_load(state: DesiredState, name: str, version: int, stamp: Stamp) -> D
     model = replace(model, loaded={**model.loaded, version: entry})
     route = model.route
     if route is None:
-        route = moved(None, version, stamp)
+        route = moved(None, Traffic.whole(version), stamp)
     elif route.is_latest and model.latest is not None:
-        route = moved(route, model.latest, stamp, is_latest=True)
-    return _with(state, name, replace(model, route=_backed(model, route)))
+        route = moved(route, Traffic.whole(model.latest), stamp, is_latest=True)
+    return _with(state, name, replace(model, route=backed(route, model.is_ready)))
 
 
 def fail(state: DesiredState, name: str, version: int, reason: str, stamp: Stamp) -> DesiredState:
     """Take a version out because it cannot serve, and keep the reason.
 
-    A route that sent requests to it goes back to its previous version if that one is READY;
-    otherwise route and aliases go on naming it, and requests learn why there is no answer.
+    What becomes of a route that names it, ``rollout.after_failure`` says; aliases go on naming it,
+    and requests learn why there is no answer.
     """
     model = state.model(name)
     was_ready = model.is_ready(version)
@@ -156,12 +179,9 @@ def fail(state: DesiredState, name: str, version: int, reason: str, stamp: Stamp
         failed={**model.failed, version: reason},
     )
     route = model.route
-    if route is not None and was_ready and route.version == version:
-        if route.previous is not None and model.is_ready(route.previous):
-            back = replace(stamp, reason=f"version {version} failed: {reason}")
-            route = without_previous(moved(route, route.previous, back), version)
-    elif route is not None:
-        route = without_previous(route, version)
+    if route is not None and was_ready:
+        because = replace(stamp, reason=f"version {version} failed: {reason}")
+        route = after_failure(route, version, because, model.is_ready)
     return _with(state, name, replace(model, route=route))
 
 
@@ -178,8 +198,12 @@ def unload(state: DesiredState, name: str, version: int) -> DesiredState:
     return _with(state, name, model)
 
 
-def delete(state: DesiredState, name: str, version: int) -> DesiredState:
-    """Forget a version that is about to leave the store. Conflict if loaded or named."""
+def delete(state: DesiredState, name: str, version: int, *, is_last: bool = False) -> DesiredState:
+    """Forget a version that is about to leave the store. Conflict if loaded or named.
+
+    With the last version of a model its settings go, so that another model of the same name
+    begins without them.
+    """
     model = state.model(name)
     holders = model.holders(name, version)
     if version in model.loaded:
@@ -188,7 +212,10 @@ def delete(state: DesiredState, name: str, version: int) -> DesiredState:
             f":unload or `ramrack unload {name} {version}`"
         )
     _refuse_held(name, version, holders, "deleted")
-    return _with(state, name, replace(model, failed=_without(model.failed, version)))
+    model = replace(model, failed=_without(model.failed, version))
+    if is_last:
+        model = replace(model, settings=ModelSettings(), settings_seq=0)
+    return _with(state, name, model)
 
 
 def set_alias(
@@ -216,27 +243,30 @@ def delete_alias(state: DesiredState, name: str, alias: str) -> DesiredState:
     return _with(state, name, replace(model, aliases=aliases))
 
 
-def set_route(state: DesiredState, name: str, version: int, stamp: Stamp) -> DesiredState:
-    """Send requests without a version to a READY version, whatever is loaded later."""
+def set_route(state: DesiredState, name: str, traffic: Traffic, stamp: Stamp) -> DesiredState:
+    """Send requests without a version to READY versions, whatever is loaded later."""
     model = state.model(name)
-    _refuse_unready(model, name, version, "the route")
-    return _with_route(state, name, moved(model.route, version, stamp))
+    for version in traffic.versions:
+        what = "the route" if traffic.weight_of(version) else "a shadow of the route"
+        _refuse_unready(model, name, version, what)
+    return _with_route(state, name, moved(model.route, traffic, stamp))
 
 
 def follow_latest(state: DesiredState, name: str, stamp: Stamp) -> DesiredState:
     """Send requests without a version to the highest READY version, now and after each load."""
-    latest = state.model(name).latest
-    if latest is None:
+    model = state.model(name)
+    if model.latest is None:
         raise Conflict(f"{name} has no READY version for the route to follow: load one first")
-    return _with_route(state, name, moved(state.model(name).route, latest, stamp, is_latest=True))
+    traffic = Traffic.whole(model.latest)
+    return _with_route(state, name, moved(model.route, traffic, stamp, is_latest=True))
 
 
-def rollback_target(state: DesiredState, name: str, to: int | None) -> int:
-    """Return the version that a rollback would go to; it may have to be loaded first."""
+def rollback_target(state: DesiredState, name: str, to: int | None) -> Traffic:
+    """Return the traffic that a rollback would restore; some of it may have to be loaded first."""
     route = state.model(name).route
     if route is None:
         raise NotFound(f"{name} has no route to roll back: the next version loaded becomes it")
-    return rollback_version(name, route, to)
+    return rollback_traffic(name, route, to)
 
 
 def delete_route(state: DesiredState, name: str) -> DesiredState:
@@ -247,9 +277,57 @@ def delete_route(state: DesiredState, name: str) -> DesiredState:
     return _with(state, name, replace(model, route=None))
 
 
-def with_event(state: DesiredState, event: JsonObject) -> DesiredState:
-    """Return the state with the event of its last change inside, of the same generation."""
-    return replace(state, last_event=event)
+def set_settings(
+    state: DesiredState, name: str, settings: ModelSettings, stamp: Stamp
+) -> DesiredState:
+    """Let ``settings`` hold for a model; the same again changes nothing."""
+    model = state.model(name)
+    if settings == model.settings:
+        return state
+    return _with(state, name, replace(model, settings=settings, settings_seq=stamp.seq))
+
+
+def take_back(
+    state: DesiredState, name: str, before: ModelState, after: ModelState, stamp: Stamp
+) -> DesiredState:
+    """Undo a change of a model's route, aliases or settings from ``before`` to ``after``.
+
+    What was changed again since then stays, and so does what cannot be named any more.
+    """
+    model = state.model(name)
+    if after.route != before.route and model.route == after.route:
+        model = replace(model, route=_former_route(model, before.route, stamp))
+    for alias in before.aliases.keys() | after.aliases.keys():
+        old, new = before.aliases.get(alias), after.aliases.get(alias)
+        if old == new or model.aliases.get(alias) != new:
+            continue
+        aliases = {key: entry for key, entry in model.aliases.items() if key != alias}
+        if old is not None and model.is_ready(old.version):
+            aliases[alias] = Alias(old.version, stamp.seq)
+        elif old is not None:
+            continue
+        model = replace(model, aliases=aliases)
+    if after.settings_seq != before.settings_seq and model.settings_seq == after.settings_seq:
+        model = replace(model, settings=before.settings, settings_seq=stamp.seq)
+    return state if model == state.model(name) else _with(state, name, model)
+
+
+def _former_route(model: ModelState, before: Route | None, stamp: Stamp) -> Route | None:
+    if before is None:
+        return None
+    if not all(map(model.is_ready, before.traffic.versions)):
+        return model.route
+    return taken_back(model.route, before, stamp, model.is_ready)
+
+
+def with_events(state: DesiredState, events: tuple[JsonObject, ...]) -> DesiredState:
+    """Return the state with the events of its last change inside, of the same generation."""
+    return replace(state, last_events=events)
+
+
+def at_once(before: DesiredState, after: DesiredState) -> DesiredState:
+    """Return ``after``, which several changes made of ``before``, as one generation."""
+    return after if after is before else replace(after, generation=before.generation + 1)
 
 
 def touched(state: DesiredState) -> DesiredState:
@@ -266,15 +344,22 @@ def _with(state: DesiredState, name: str, model: ModelState) -> DesiredState:
 
 def _with_route(state: DesiredState, name: str, route: Route) -> DesiredState:
     model = state.model(name)
-    route = _backed(model, route)
+    route = backed(route, model.is_ready)
     return state if route == model.route else _with(state, name, replace(model, route=route))
 
 
-def _backed(model: ModelState, route: Route) -> Route:
-    """Return the route without a previous version that cannot answer: it came from a failed one."""
-    if route.previous is None or model.is_ready(route.previous):
-        return route
-    return without_previous(route, route.previous)
+def _held_by_route(route: Route, version: int) -> str:
+    """Return why the route keeps a version, and what to do first; empty if it does not."""
+    if route.traffic.weight_of(version):
+        return "the route sends requests to it: route to another version first"
+    if version in route.traffic.shadow:
+        return (
+            "it shadows the route: set the route without it (and once more, for the former "
+            "traffic is kept for a rollback)"
+        )
+    if route.is_previous(version):
+        return "it is what a rollback of the route goes back to: route to a third version first"
+    return ""
 
 
 def _without(entries: Mapping[int, Any], version: int) -> dict[int, Any]:
@@ -293,82 +378,3 @@ def _refuse_unready(model: ModelState, name: str, version: int, what: str) -> No
         raise Conflict(f"{what} cannot name {name}/{version}: FAILED: {model.failed[version]}")
     state = "still LOADING" if version in model.loaded else "not loaded: load it first"
     raise Conflict(f"{what} cannot name {name}/{version}: it is {state}")
-
-
-def to_json(state: DesiredState) -> JsonObject:
-    """Return the document that is persisted; ``parse`` reads it back to an equal state."""
-    return {
-        "format": FORMAT,
-        "generation": state.generation,
-        "models": {name: _model_json(model) for name, model in state.models.items()},
-        "last_event": state.last_event,
-    }
-
-
-def _model_json(model: ModelState) -> JsonObject:
-    loaded: JsonObject = {
-        str(version): {"inspection": entry.inspection, "is_serving": entry.is_serving}
-        for version, entry in model.loaded.items()
-    }
-    failed: JsonObject = {str(version): reason for version, reason in model.failed.items()}
-    aliases: JsonObject = {
-        name: {"version": alias.version, "seq": alias.seq} for name, alias in model.aliases.items()
-    }
-    route: Json = None if model.route is None else model.route.to_json()
-    return {"loaded": loaded, "failed": failed, "aliases": aliases, "route": route}
-
-
-def parse(document: object) -> DesiredState:
-    """Return the state of a persisted document, or raise InvalidInput naming the field."""
-    body = _fields(document, "state", {"format", "generation", "models", "last_event"})
-    if body["format"] != FORMAT:
-        raise InvalidInput(f"state.format: {shown(body['format'])} is not supported: use {FORMAT}")
-    generation = body["generation"]
-    if type(generation) is not int or generation < 0:
-        raise InvalidInput(f"state.generation: {shown(generation)} must be an integer from 0")
-    event = body["last_event"]
-    if event is not None and not isinstance(event, dict):
-        raise InvalidInput("state.last_event: must be an object or null")
-    models = {
-        check_model_name(name): _parse_model(item, f"state.models.{name}")
-        for name, item in _object(body["models"], "state.models").items()
-    }
-    return DesiredState(generation, models, event)
-
-
-def _parse_model(item: object, where: str) -> ModelState:
-    body = _fields(item, where, {"loaded", "failed", "aliases", "route"})
-    loaded = {}
-    for key, value in _object(body["loaded"], f"{where}.loaded").items():
-        entry = _fields(value, f"{where}.loaded.{key}", {"inspection", "is_serving"})
-        if type(entry["is_serving"]) is not bool:
-            raise InvalidInput(f"{where}.loaded.{key}.is_serving: must be true or false")
-        inspection = _object(entry["inspection"], f"{where}.loaded.{key}.inspection")
-        loaded[parse_version(key)] = LoadedVersion(inspection, entry["is_serving"])
-    failed = {}
-    for key, reason in _object(body["failed"], f"{where}.failed").items():
-        if not isinstance(reason, str):
-            raise InvalidInput(f"{where}.failed.{key}: must be a string")
-        failed[parse_version(key)] = reason
-    aliases = {}
-    for key, value in _object(body["aliases"], f"{where}.aliases").items():
-        entry = _fields(value, f"{where}.aliases.{key}", {"version", "seq"})
-        if type(entry["seq"]) is not int:
-            raise InvalidInput(f"{where}.aliases.{key}.seq: must be an integer")
-        aliases[check_alias(key)] = Alias(check_version(entry["version"]), entry["seq"])
-    route = None if body["route"] is None else parse_route(body["route"], f"{where}.route")
-    return ModelState(loaded, failed, aliases, route)
-
-
-def _object(value: object, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise InvalidInput(f"{where}: must be an object, got {type(value).__name__}")
-    return value
-
-
-def _fields(value: object, where: str, keys: set[str]) -> dict[str, Any]:
-    body = _object(value, where)
-    if set(body) != keys:
-        odd = sorted(set(body) ^ keys)
-        raise InvalidInput(f"{where}: field {shown(odd[0])} is unknown or missing")
-    return body

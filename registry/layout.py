@@ -5,6 +5,7 @@ LOCK        held by the server that has the store open
 objects/    every graph and tensor, named by its digest
 models/     NAME/versions/N.json, and NAME/numbers.json: the highest number that was deleted
 state/      small documents of the server
+packed/     what was built of versions for this machine: a cache, see registry.packed
 events.jsonl
 reserve/    room on the disk for changes when it is full
 tmp/        files on their way to the other folders; emptied at each open
@@ -30,6 +31,7 @@ OBJECTS_DIR: Final = "objects"
 MODELS_DIR: Final = "models"
 STATE_DIR: Final = "state"
 RESERVE_DIR: Final = "reserve"
+PACKED_DIR: Final = "packed"
 TEMPORARY_DIR: Final = "tmp"
 # What a folder may hold and still become a store: a start that was cut short left the first two,
 # and the top of a fresh disk has the last.
@@ -146,7 +148,7 @@ def _prepare(root: Path, files: Files) -> None:
             content = json.dumps({"format": FORMAT}).encode() + b"\n"
             replace_file(files, temporary, root / FORMAT_FILE, content)
         check_format(root)
-        for name in (OBJECTS_DIR, MODELS_DIR, STATE_DIR):
+        for name in (OBJECTS_DIR, MODELS_DIR, STATE_DIR, PACKED_DIR):
             files.mkdir(root / name)
         # A server that died between a rename and the sync of its folder left names that the next
         # power cut may take. Nothing is built on them before they are durable.

@@ -71,6 +71,18 @@ class Manifest:
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()
 
+    @property
+    def content_digest(self) -> str:
+        """``sha256:HEX`` over what a runtime opens: graph, tensors, signature; not the name."""
+        content: JsonObject = {
+            "graph": self.graph,
+            "tensors": [*sorted({entry.digest for entry in self.tensors})],
+            "signature": self.signature,
+            "runtime": self.runtime,
+        }
+        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+        return "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()
+
     def to_json(self) -> JsonObject:
         """Return the document as it is sent and stored."""
         return {

@@ -6,12 +6,14 @@ Pure values: every function returns a new Route. Which versions may be named is 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
-from registry.errors import Conflict, InvalidInput
-from registry.ident import check_version, shown
-from registry.manifest import JsonObject
+from registry.errors import Conflict
+from registry.manifest import Json, JsonObject
+from registry.traffic import Traffic
+from registry.traffic_rules import remaining
 
 HISTORY_ENTRIES: Final = 100
 
@@ -35,7 +37,7 @@ class RouteChange:
     time: str
     who: str
     reason: str
-    version: int
+    traffic: Traffic
     is_latest: bool
 
     def to_json(self) -> JsonObject:
@@ -45,23 +47,23 @@ class RouteChange:
             "time": self.time,
             "who": self.who,
             "reason": self.reason,
-            "split": [{"version": self.version, "weight": 100}],
+            **self.traffic.to_json(),
             "latest": self.is_latest,
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The version that answers where none is asked for.
+    """The versions that answer where none is asked for, and those that shadow them.
 
-    ``previous``: the version that the route came from; it stays READY, so a rollback is instant.
-    ``is_latest``: the route follows the highest READY version.
-    ``history``: oldest first, at most HISTORY_ENTRIES, the present route last.
+    ``previous``: the whole traffic that the route came from; its versions stay READY until the
+    next change, so a rollback is instant. ``is_latest``: the route follows the highest READY
+    version. ``history``: oldest first, at most HISTORY_ENTRIES, the present route last.
     """
 
-    version: int
+    traffic: Traffic
     is_latest: bool
-    previous: int | None
+    previous: Traffic | None
     history: tuple[RouteChange, ...]
 
     @property
@@ -69,123 +71,107 @@ class Route:
         """Name this state of the route, for If-Match; no two changes share a number."""
         return f'"{self.history[-1].seq}"'
 
-    @property
-    def pinned(self) -> frozenset[int]:
-        """Versions that must stay READY for this route."""
-        return frozenset({self.version} if self.previous is None else {self.version, self.previous})
+    def is_previous(self, version: int) -> bool:
+        """Say whether a rollback would go back to the version, among others perhaps."""
+        return self.previous is not None and version in self.previous.versions
 
-    def to_json(self) -> JsonObject:
-        """Return the form that is persisted."""
-        return {
-            "version": self.version,
-            "latest": self.is_latest,
-            "previous": self.previous,
-            "history": [change.to_json() for change in self.history],
-        }
+    def facts(self) -> JsonObject:
+        """Return what the route is, without how it came to it."""
+        previous: Json = None if self.previous is None else self.previous.to_json()
+        return {**self.traffic.to_json(), "latest": self.is_latest, "previous": previous}
 
 
-def moved(route: Route | None, version: int, stamp: Stamp, *, is_latest: bool = False) -> Route:
-    """Return the route after it was set to ``version``; setting it to what it is changes nothing.
+def moved(route: Route | None, traffic: Traffic, stamp: Stamp, *, is_latest: bool = False) -> Route:
+    """Return the route after it was set to ``traffic``; setting it to what it is changes nothing.
 
     A change of ``is_latest`` alone is a change, but leaves ``previous`` as it is.
     """
-    if route is not None and (route.version, route.is_latest) == (version, is_latest):
+    if route is not None and (route.traffic, route.is_latest) == (traffic, is_latest):
         return route
-    change = RouteChange(stamp.seq, stamp.time, stamp.who, stamp.reason, version, is_latest)
     if route is None:
-        return Route(version, is_latest, None, (change,))
-    return Route(
-        version=version,
-        is_latest=is_latest,
-        previous=route.previous if route.version == version else route.version,
-        history=(*route.history, change)[-HISTORY_ENTRIES:],
+        return Route(traffic, is_latest, None, (_change(traffic, stamp, is_latest=is_latest),))
+    previous = route.previous if route.traffic == traffic else route.traffic
+    return _changed(route, traffic, previous, stamp, is_latest=is_latest)
+
+
+def backed(route: Route, is_ready: Callable[[int], bool]) -> Route:
+    """Return the route with what of its previous traffic can answer; perhaps nothing of it."""
+    if route.previous is None:
+        return route
+    previous = remaining(route.previous, is_ready)
+    return replace(route, previous=None if previous == route.traffic else previous)
+
+
+def after_failure(
+    route: Route, version: int, stamp: Stamp, is_ready: Callable[[int], bool]
+) -> Route:
+    """Return the route after a version that it may name, and that was READY, failed.
+
+    A shadow is taken out. Where one of the split failed, the whole route goes back to the previous
+    traffic, which someone chose and which has answered before; without one its share goes to the
+    others of the split; with no other the route goes on naming it, and requests learn why.
+    """
+    route = backed(route, is_ready)
+    if version not in route.traffic.versions:
+        return route
+    if version in route.traffic.shadow:
+        shadow = tuple(other for other in route.traffic.shadow if other != version)
+        traffic = replace(route.traffic, shadow=shadow)
+        route = _changed(route, traffic, route.previous, stamp, is_latest=route.is_latest)
+        return backed(route, is_ready)
+    goal = route.previous or remaining(route.traffic, is_ready)
+    if goal is None:
+        return route
+    # What it comes from names the failed one: no way to go back to.
+    return _changed(route, goal, None, stamp, is_latest=False)
+
+
+def taken_back(
+    present: Route | None, before: Route, stamp: Stamp, is_ready: Callable[[int], bool]
+) -> Route:
+    """Return the route as it was ``before`` a change that not every worker took.
+
+    ``present``: what the change made of it, None where it removed it.
+    """
+    history = before.history if present is None else present.history
+    back = replace(before, history=history)
+    return backed(
+        _changed(back, before.traffic, before.previous, stamp, is_latest=before.is_latest), is_ready
     )
 
 
-def rollback_version(name: str, route: Route, to: int | None) -> int:
-    """Return the version that a rollback of model ``name`` goes to: ``to``, or the previous one.
+def rollback_traffic(name: str, route: Route, to: int | None) -> Traffic:
+    """Return the traffic that a rollback of model ``name`` restores.
 
-    ``to`` must be a version that the route has been at, as far as the history reaches.
+    ``to``: the version that gets everything; it must be one that has answered, as far as the
+    history reaches. None: the whole traffic before the present one.
     """
     way = f"PUT /admin/v1/models/{name}/route or `ramrack route {name} VERSION`"
     if to is None:
         if route.previous is None:
+            versions = ", ".join(str(share.version) for share in route.traffic.split)
             raise Conflict(
-                f"{name} cannot be rolled back: no version before {route.version} is kept for it: "
+                f"{name} cannot be rolled back: no version before {versions} is kept for it: "
                 f"choose one with {way}"
             )
         return route.previous
-    been = {change.version for change in route.history} | route.pinned
+    known = [route.traffic, *(change.traffic for change in route.history)]
+    known += [route.previous] if route.previous is not None else []
+    been = {share.version for traffic in known for share in traffic.split}
     if to not in been:
         raise Conflict(
             f"{name} cannot be rolled back to version {to}: its route has been at "
             f"{', '.join(map(str, sorted(been)))} only: go to a new one with {way}"
         )
-    return to
+    return Traffic.whole(to)
 
 
-def without_previous(route: Route, version: int) -> Route:
-    """Return the route with ``previous`` forgotten if it is ``version``."""
-    return replace(route, previous=None) if route.previous == version else route
+def _changed(
+    route: Route, traffic: Traffic, previous: Traffic | None, stamp: Stamp, *, is_latest: bool
+) -> Route:
+    change = _change(traffic, stamp, is_latest=is_latest)
+    return Route(traffic, is_latest, previous, (*route.history, change)[-HISTORY_ENTRIES:])
 
 
-def parse_route(document: Any, where: str) -> Route:
-    """Return a Route from its persisted form, or raise InvalidInput naming the field."""
-    if not isinstance(document, dict) or set(document) != {
-        "version", "latest", "previous", "history"
-    }:  # fmt: skip
-        raise InvalidInput(f"{where}: must be an object of version, latest, previous, history")
-    history = document["history"]
-    if not isinstance(history, list) or not 1 <= len(history) <= HISTORY_ENTRIES:
-        raise InvalidInput(f"{where}.history: must be a list of 1 to {HISTORY_ENTRIES} changes")
-    previous = document["previous"]
-    return Route(
-        version=check_version(document["version"]),
-        is_latest=_flag(document["latest"], f"{where}.latest"),
-        previous=None if previous is None else check_version(previous),
-        history=tuple(
-            _change(item, f"{where}.history[{index}]") for index, item in enumerate(history)
-        ),
-    )
-
-
-def _change(item: Any, where: str) -> RouteChange:
-    keys = {"seq", "time", "who", "reason", "split", "latest"}
-    if not isinstance(item, dict) or set(item) != keys:
-        raise InvalidInput(f"{where}: must be an object of {', '.join(sorted(keys))}")
-    if type(item["seq"]) is not int or not all(
-        isinstance(item[key], str) for key in ("time", "who", "reason")
-    ):
-        raise InvalidInput(f"{where}: seq must be an integer, time, who and reason strings")
-    return RouteChange(
-        seq=item["seq"],
-        time=item["time"],
-        who=item["who"],
-        reason=item["reason"],
-        version=parse_split(item["split"], f"{where}.split"),
-        is_latest=_flag(item["latest"], f"{where}.latest"),
-    )
-
-
-def parse_split(value: Any, where: str = "split") -> int:
-    """Return the one version of a split, or raise InvalidInput: the whole traffic goes to it."""
-    if not isinstance(value, list) or len(value) != 1:
-        count = f"{len(value)} entries" if isinstance(value, list) else type(value).__name__
-        raise InvalidInput(
-            f"{where}: got {count}; this release routes to exactly one version of weight 100"
-        )
-    entry = value[0]
-    if not isinstance(entry, dict) or set(entry) != {"version", "weight"}:
-        raise InvalidInput(f"{where}[0]: must be an object of version and weight")
-    if type(entry["weight"]) is not int or entry["weight"] != 100:
-        raise InvalidInput(
-            f"{where}[0].weight: {shown(entry['weight'])} is not supported: "
-            "this release routes to exactly one version of weight 100"
-        )
-    return check_version(entry["version"])
-
-
-def _flag(value: Any, where: str) -> bool:
-    if type(value) is not bool:
-        raise InvalidInput(f"{where}: {shown(value)} must be true or false")
-    return value
+def _change(traffic: Traffic, stamp: Stamp, *, is_latest: bool) -> RouteChange:
+    return RouteChange(stamp.seq, stamp.time, stamp.who, stamp.reason, traffic, is_latest)

@@ -10,8 +10,8 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,10 +21,11 @@ from registry import layout
 from registry.documents import read_document, write_document
 from registry.errors import Corrupt, InvalidInput, StoreFailed, StoreFull
 from registry.events import Event, EventLog, parse_event
-from registry.files import Files, ReadOnlyFiles, disk_errors
+from registry.files import Files, ReadOnlyFiles, discard, disk_errors, temporary_path
 from registry.ident import shown
 from registry.manifest import JsonObject, Manifest
 from registry.objects import ObjectPool
+from registry.packed import PackedIndex
 from registry.reserve import Reserve
 from registry.uploads import Upload
 from registry.versions import VersionRecord, VersionTable
@@ -82,6 +83,7 @@ class Store:
         self._files = files
         self._lock_file = lock
         self._temporary_dir = root / layout.TEMPORARY_DIR
+        self._reserve_bytes = reserve_bytes
         self._document_lock = threading.Lock()
         self._log_lock = threading.Lock()
         self._marked: set[str] = set()
@@ -89,6 +91,7 @@ class Store:
             self.objects_dir, self._temporary_dir, files, monotonic_s, reserve_bytes
         )
         self._versions = VersionTable(root / layout.MODELS_DIR, self._temporary_dir, files)
+        self.packed = PackedIndex(root / layout.PACKED_DIR, self._temporary_dir, files)
         self._reserve = Reserve(root / layout.RESERVE_DIR, files)
         self.events = EventLog(
             root / layout.EVENTS_FILE, files, is_read_only=lock is None, reserve=self._reserve
@@ -162,6 +165,28 @@ class Store:
         self._reserve.fill()
         return self._objects.begin_upload(digest, size_bytes)
 
+    def release_objects(self, digests: Iterable[str]) -> None:
+        """End the leases of objects that an entry of ``packed`` now holds."""
+        self._objects.release(digests)
+
+    @contextmanager
+    def scratch(self, count: int) -> Iterator[tuple[Path, ...]]:
+        """Yield names for ``count`` files beside the objects, which are gone after the block.
+
+        What a crash leaves of them goes when the store is opened next.
+        """
+        paths = tuple(temporary_path(self._temporary_dir.resolve()) for _ in range(count))
+        try:
+            yield paths
+        finally:
+            for path in paths:
+                discard(self._files, path)
+
+    def room_bytes(self) -> int:
+        """Return what may be written before uploads are refused; 0 where the disk is full."""
+        with disk_errors("read the free space"):
+            return max(0, self._files.free_bytes(self.objects_dir) - self._reserve_bytes)
+
     def verify_objects(
         self,
         digests: Iterable[str],
@@ -182,7 +207,8 @@ class Store:
         damaged = {f"{m}/{v}": reason for (m, v), reason in self._versions.damaged().items()}
         damaged |= {f"{m}/{v}": _LOST for m, v in self._lost_versions()} | self._damaged_documents()
         objects = total_bytes = 0
-        for digest in sorted({*present, *self._versions.used_digests()}):
+        used = {*self._versions.used_digests(), *self.packed.used_digests()}
+        for digest in sorted({*present, *used}):
             before = total_bytes
 
             def report(count: int, before: int = before) -> None:
@@ -244,14 +270,16 @@ class Store:
     def gc(self, keep: frozenset[str] = frozenset()) -> GcReport:
         """Drop the objects that no version uses; those uploaded or asked for lately stay.
 
+        What was packed goes with its version, and once it is of another machine or runtime.
         ``keep``: further digests to spare. Safe at any moment. Raises Corrupt, and drops nothing,
         while a version's record is unreadable: what that one uses cannot be known.
         """
         for (model, version), reason in self._versions.damaged().items():
             if version:
                 raise Corrupt(f"gc is off while version {version} of model {model} is: {reason}")
+        self.packed.drop(self._versions.contents())
         objects, dropped_bytes = self._objects.collect(
-            lambda digest: digest in keep or self._versions.is_used(digest)
+            lambda digest: digest in keep or self._is_used(digest)
         )
         self._reserve.fill()
         return GcReport(objects, dropped_bytes)
@@ -320,7 +348,10 @@ class Store:
 
     def _is_wanted(self, digest: str) -> bool:
         """Tell whether a missing or damaged object is a loss: a version needs it, or it shows."""
-        return self._versions.is_used(digest) or digest in self._objects.digests()
+        return self._is_used(digest) or digest in self._objects.digests()
+
+    def _is_used(self, digest: str) -> bool:
+        return self._versions.is_used(digest) or self.packed.is_used(digest)
 
     def _document_path(self, name: str) -> Path:
         if not _DOCUMENT_NAME.fullmatch(name):

@@ -36,6 +36,10 @@ class Traffic:
         """Every version that answers or shadows, each once."""
         return tuple(dict.fromkeys((*(share.version for share in self.split), *self.shadow)))
 
+    def weight_of(self, version: int) -> int:
+        """Return the percent of requests that the version answers."""
+        return next((share.weight for share in self.split if share.version == version), 0)
+
     def to_json(self) -> JsonObject:
         """Return the form that ``of_json`` reads."""
         split: list[Json] = [{"version": s.version, "weight": s.weight} for s in self.split]

@@ -94,6 +94,14 @@ class VersionTable:
         """Return every object that a version needs, in order."""
         return tuple(sorted(self._uses.copy()))
 
+    def contents(self) -> frozenset[str]:
+        """Return the digest of every version's content, see ``Manifest.content_digest``."""
+        return frozenset(
+            record.manifest.content_digest
+            for records in self._records.values()
+            for record in records.values()
+        )
+
     def event_of(self, model: str, version: int) -> JsonObject | None:
         """Return the event that the record carries for the log, if any."""
         return self._events.get((model, version))

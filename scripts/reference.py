@@ -81,6 +81,9 @@ def _default(field: dataclasses.Field[object]) -> str:
     value = field.default
     if value in ("", ()):
         return "none"
+    low = field.metadata["low"]
+    if low is not None and isinstance(value, int | float) and value < low:
+        return "not set"
     if field.metadata["is_size"] and isinstance(value, int) and value and value % 1024 == 0:
         is_mib = value % 1024**2 == 0
         return f"`{value // 1024**2}MiB`" if is_mib else f"`{value // 1024}KiB`"

@@ -18,11 +18,9 @@ from typing import Final
 
 import uvloop
 
-from models.inspect import Limits, inspect_version
-from models.servable import Inspection
+from models.pack import VersionInspector
 from registry.budget import default_budget_bytes
 from registry.errors import RegistryError, StoreFailed
-from registry.manifest import Manifest
 from registry.store import Store
 from serving.admin.app import create_admin_app
 from serving.auth import SERVER, admin_tokens, check_exposure, data_tokens
@@ -32,7 +30,7 @@ from serving.logs import configure_logs
 from serving.machine import Machine, read_machine
 from serving.metrics.page import MetricsMemory
 from serving.scrape import page_renderer
-from serving.settings import Settings
+from serving.settings import MIB, Settings
 from serving.upgrade import restart_command, try_release
 from serving.web.handover import ConnectionQueue
 from serving.web.inherit import Handover, Inherited, copy_of, take_inherited
@@ -55,6 +53,10 @@ PLANNED: Final = (RegistryError, ServingError, OSError, ssl.SSLError)
 
 class WorkersCannotStart(ServingError):
     """Every attempt to start a worker failed before it was ready."""
+
+
+class NoMemory(ServingError):
+    """There is no memory for a single version."""
 
 
 class StoreCannotOpen(ServingError):
@@ -146,9 +148,10 @@ async def _serve(
     check_exposure(_as_reached(settings, inherited), tokens)
     machine = read_machine()
     plan = plan_workers(
-        sorted(os.sched_getaffinity(0)), machine.usable_cores,
-        settings.workers, settings.threads_per_worker,
-    )  # fmt: skip
+        machine.cores, machine.usable_cores, settings.workers, settings.threads_per_worker
+    )
+    if excess := plan.excess(machine.usable_cores):
+        _log.warning(excess)
     # What is entered last is closed first: workers, control plane, admin plane, store.
     async with contextlib.AsyncExitStack() as stack:
         store = await asyncio.to_thread(_open_store, settings.store)
@@ -165,8 +168,9 @@ async def _serve(
             is_lasting=inherited.is_lasting, is_successor=former.are_serving,
         )  # fmt: skip
         is_closing = threading.Event()
+        inspect = VersionInspector(store, plan.threads, settings.inspect_timeout_s, is_closing)
         control = ControlPlane(
-            store, supervisor, settings, _inspector(settings, objects_dir, plan, is_closing),
+            store, supervisor, settings, inspect,
             budget_bytes=_budget_bytes(settings, machine), workers=plan.workers,
         )  # fmt: skip
         supervisor.before_respawn(control.before_respawn)
@@ -282,17 +286,19 @@ def _open_sockets(
 
 
 def _budget_bytes(settings: Settings, machine: Machine) -> int:
-    return settings.memory_budget or default_budget_bytes(machine.available_bytes)
-
-
-def _inspector(
-    settings: Settings, objects_dir: Path, plan: WorkerPlan, is_closing: threading.Event
-) -> Callable[[Manifest, int], Inspection]:
-    def inspect(manifest: Manifest, memory_bytes: int) -> Inspection:
-        limits = Limits(memory_bytes, settings.inspect_timeout_s, plan.threads)
-        return inspect_version(manifest, objects_dir, limits, is_closing)
-
-    return inspect
+    """Return what versions may take, or raise NoMemory where host and cgroup leave nothing."""
+    if settings.memory_budget > machine.memory_bytes > 0:
+        _log.warning(
+            "memory_budget is more than there is: loads may end in the kernel's killer",
+            extra={"budget_bytes": settings.memory_budget, "memory_bytes": machine.memory_bytes},
+        )
+    budget_bytes = settings.memory_budget or default_budget_bytes(machine.available_bytes)
+    if budget_bytes < MIB:
+        raise NoMemory(
+            f"host and cgroup leave {machine.available_bytes} bytes, which is no budget to load "
+            "anything with: end other programs, raise the cgroup's limit, or set memory_budget"
+        )
+    return budget_bytes
 
 
 def _say_where(settings: Settings, sockets: _Sockets, plan: WorkerPlan) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from serving.target import Target
 
 VersionKey: TypeAlias = tuple[str, int]
+# The state of a worker that answers requests.
+SERVING: Final = "serving"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,13 @@ class Fleet(Protocol):
 
     def workers(self) -> tuple[WorkerInfo, ...]:
         """Return every slot in order."""
+        ...
+
+    def unreleased(self, key: VersionKey) -> Mapping[int, int]:
+        """Return by slot what the last unload of a version left there, in bytes.
+
+        Measured by each worker itself; a listening worker that did not measure it is left out.
+        """
         ...
 
     def on_quarantine(self, callback: Callable[[str, int, str], None]) -> None:

@@ -6,12 +6,14 @@ The host's totals are never the answer inside a container. Standard library only
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 CGROUP_ROOT: Final = Path("/sys/fs/cgroup")
 PROC: Final = Path("/proc")
+CPUS: Final = Path("/sys/devices/system/cpu")
 # What cgroup v1 says when there is no limit: the largest page-aligned 63-bit number.
 _V1_UNLIMITED: Final = 1 << 60
 
@@ -20,12 +22,14 @@ _V1_UNLIMITED: Final = 1 << 60
 class Machine:
     """The share of the machine that is ours.
 
-    ``cores``: by affinity. ``quota_cores``: what the CPU quota allows, None without one.
+    ``cores``: physical ones by affinity, each with the processors of it that we may use: two
+    hardware threads of a core share its units, and a second run there slows the first down.
+    ``quota_cores``: what the CPU quota allows, None without one.
     ``memory_bytes``: the host's memory or the cgroup's limit, whichever is less.
     ``available_bytes``: what is left of that now, caches that can be dropped counted as free.
     """
 
-    cores: int
+    cores: tuple[tuple[int, ...], ...]
     quota_cores: float | None
     memory_bytes: int
     memory_limit_bytes: int | None
@@ -35,23 +39,34 @@ class Machine:
     def usable_cores(self) -> int:
         """Whole cores that can be busy at once: at least 1."""
         if self.quota_cores is None:
-            return max(1, self.cores)
-        return max(1, min(self.cores, int(self.quota_cores)))
+            return max(1, len(self.cores))
+        return max(1, min(len(self.cores), int(self.quota_cores)))
 
 
-def read_machine(cgroup_root: Path = CGROUP_ROOT, proc: Path = PROC) -> Machine:
+def read_machine(cgroup_root: Path = CGROUP_ROOT, proc: Path = PROC, cpus: Path = CPUS) -> Machine:
     """Return what this process may use now. A file that cannot be read counts as no limit."""
     total, available = _host_memory(proc)
     limit, used = _cgroup_memory(cgroup_root, proc)
     if limit is not None and limit < total:
         total, available = limit, min(available, max(0, limit - used))
     return Machine(
-        cores=len(os.sched_getaffinity(0)),
+        cores=_cores(sorted(os.sched_getaffinity(0)), cpus),
         quota_cores=_quota(cgroup_root, proc),
         memory_bytes=total,
         memory_limit_bytes=limit,
         available_bytes=available,
     )
+
+
+def _cores(affinity: Sequence[int], cpus: Path) -> tuple[tuple[int, ...], ...]:
+    """Return the processors of the affinity by the core that they belong to."""
+    cores: dict[object, list[int]] = {}
+    for cpu in affinity:
+        topology = cpus / f"cpu{cpu}/topology"
+        siblings = _text(topology / "core_cpus_list") or _text(topology / "thread_siblings_list")
+        # Where the kernel says nothing each counts as a core.
+        cores.setdefault(siblings.strip() or cpu, []).append(cpu)
+    return tuple(tuple(core) for core in cores.values())
 
 
 def _host_memory(proc: Path) -> tuple[int, int]:

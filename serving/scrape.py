@@ -27,6 +27,7 @@ def page_renderer(
     loop = asyncio.get_running_loop()
 
     async def facts() -> Facts:
+        await control.residency.count()
         return _facts(control, supervisor)
 
     def render() -> bytes:
@@ -44,7 +45,7 @@ def _facts(control: ControlPlane, supervisor: Supervisor) -> Facts:
         for version in records:
             key = (model, version)
             state, _ = control.writer.status(key)
-            memory = held.get(key)
+            memory, in_ram = held.get(key), control.residency.of(key)
             private_bytes = (memory.private_bytes_per_worker or 0) if memory else 0
             versions.append(
                 VersionFacts(
@@ -52,7 +53,8 @@ def _facts(control: ControlPlane, supervisor: Supervisor) -> Facts:
                     version=version,
                     state=state,
                     load_s=control.loads.load_s.get(key),
-                    resident_bytes=memory.weight_bytes if memory else 0,
+                    resident_bytes=in_ram.resident_bytes if in_ram else 0,
+                    locked_bytes=in_ram.locked_bytes if in_ram else 0,
                     private_bytes=private_bytes * control.ledger.workers,
                 )
             )
@@ -64,4 +66,6 @@ def _facts(control: ControlPlane, supervisor: Supervisor) -> Facts:
         swaps=control.writer.swaps,
         memory_budget_bytes=control.ledger.budget_bytes,
         memory_committed_bytes=control.ledger.committed_bytes(),
+        memory_unreleased_bytes=control.ledger.unreleased_bytes(),
+        evicted_bytes=control.residency.returned_bytes,
     )

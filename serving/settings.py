@@ -34,10 +34,10 @@ _DIGEST_HEX = re.compile("[0-9a-f]{64}")
 
 def _setting(default: Any, doc: str, *, low: float | None = None, high: float | None = None,
              choices: tuple[str, ...] = (), is_size: bool = False,
-             toml_only: bool = False) -> Any:  # fmt: skip
+             toml_only: bool = False, instead: str = "") -> Any:  # fmt: skip
     metadata = {
         "doc": doc, "low": low, "high": high, "choices": choices, "is_size": is_size,
-        "toml_only": toml_only,
+        "toml_only": toml_only, "instead": instead,
     }  # fmt: skip
     return field(default=default, metadata=metadata)
 
@@ -77,8 +77,24 @@ class Settings:
         low=0, high=1024,
     )  # fmt: skip
     memory_budget: int = _setting(
-        0, "Bytes that loaded versions may take. 0: 75 % of what host and cgroup leave.",
+        0, "Bytes that loaded versions may take. Not set: 75 % of what host and cgroup leave.",
+        low=MIB, is_size=True,
+        instead="leave it out for 75 % of what host and cgroup leave, or give 1MiB or more",
+    )  # fmt: skip
+    memory_lock: str = _setting(
+        "auto",
+        "auto: lock loaded weights in RAM as far as the limit on locked memory allows; off: leave "
+        "them to the page cache.",
+        choices=("auto", "off"),
+    )
+    prefault_bytes_per_s: int = _setting(
+        512 * MIB,
+        "Bytes a second that are read at most to bring weights into RAM. 0: no bound.",
         low=0, is_size=True,
+    )  # fmt: skip
+    residency_check_s: float = _setting(
+        30.0, "Seconds between two looks for evicted weights, which are brought back. 0: never.",
+        low=0,
     )  # fmt: skip
     max_body_bytes: int = _setting(
         64 * MIB, "Largest request body, before and after decompression.", low=1, is_size=True
@@ -107,7 +123,21 @@ class Settings:
     max_batch_rows: int = _setting(
         256, "Most rows of different requests that share one run. 1: never share.", low=1
     )
+    max_queue_delay_ms: float = _setting(
+        0.0,
+        "Milliseconds a request may wait for others to share its run. 0: only what arrives "
+        "together, or while a run is under way, shares one.",
+        low=0, high=1000,
+    )  # fmt: skip
     max_run_s: float = _setting(60.0, "Seconds one run may take before it is ended.", low=0.01)
+    concurrent_loads: int = _setting(
+        1, "Versions that may be checked, inspected and brought into RAM at once.", low=1, high=64
+    )
+    response_cache_bytes: int = _setting(
+        0,
+        "Bytes of outputs that each worker keeps, to answer equal requests without a run. 0: none.",
+        low=0, is_size=True,
+    )  # fmt: skip
     load_timeout_s: float = _setting(
         600.0, "Seconds a load may take in the workers before it counts as failed.", low=1
     )
@@ -115,7 +145,7 @@ class Settings:
         300.0, "Seconds the inspection of a version may take before it counts as failed.", low=1
     )
     inspect_memory: int = _setting(
-        0, "Bytes of private memory the inspection of a version may take. 0: the free budget.",
+        0, "Bytes of private memory that a version may take. 0: the free budget.",
         low=0, is_size=True,
     )  # fmt: skip
     shadow_queue: int = _setting(
@@ -267,7 +297,9 @@ def _number(spec: dataclasses.Field[Any], value: object, where: str) -> float:
         high = MAX_SIZE if kind is int else MAX_SECONDS
     # Written so that NaN, which compares false with everything, is refused as well.
     if low is not None and not number >= low:
-        raise InvalidInput(f"{where}: {shown(value)} is too small: at least {low}")
+        instead = spec.metadata["instead"]
+        hint = f": {instead}" if instead else ""
+        raise InvalidInput(f"{where}: {shown(value)} is too small: at least {low}{hint}")
     if not number <= high:
         raise InvalidInput(f"{where}: {shown(value)} is too large: at most {high}")
     return number

@@ -26,6 +26,12 @@ class TargetVersion:
     inspection: Inspection
     is_serving: bool
 
+    @property
+    def form(self) -> str:
+        """What a worker opens. Where it changes, a worker that holds another form loads anew."""
+        bare = "" if self.inspection.has_prepacking else "without prepacking"
+        return f"{self.manifest.digest} {self.inspection.graph or bare}".rstrip()
+
 
 @dataclass(frozen=True, slots=True)
 class CatalogEntry:

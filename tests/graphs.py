@@ -179,6 +179,37 @@ def big(mb: int = 4, seed: int = 0) -> onnx.ModelProto:
     )
 
 
+def forest(trees: int = 100, depth: int = 8, seed: int = 0) -> onnx.ModelProto:
+    """Trees over four columns, whole in the node's attributes as converters write them."""
+    inner = 2**depth - 1
+    nodes = 2 * inner + 1
+    ids = np.tile(np.arange(nodes), trees)
+    is_leaf = ids >= inner
+    random = np.random.default_rng(seed)
+    leaves = ids[is_leaf]
+    return build(
+        [
+            helper.make_node(
+                "TreeEnsembleRegressor", ["x"], ["y"], domain="ai.onnx.ml", n_targets=1,
+                nodes_treeids=np.repeat(np.arange(trees), nodes).tolist(),
+                nodes_nodeids=ids.tolist(),
+                nodes_featureids=np.where(is_leaf, 0, random.integers(0, 4, len(ids))).tolist(),
+                nodes_modes=["LEAF" if leaf else "BRANCH_LEQ" for leaf in is_leaf],
+                nodes_values=random.standard_normal(len(ids)).tolist(),
+                nodes_truenodeids=np.where(is_leaf, 0, 2 * ids + 1).tolist(),
+                nodes_falsenodeids=np.where(is_leaf, 0, 2 * ids + 2).tolist(),
+                target_treeids=np.repeat(np.arange(trees), inner + 1).tolist(),
+                target_nodeids=leaves.tolist(),
+                target_ids=[0] * len(leaves),
+                target_weights=random.standard_normal(len(leaves)).tolist(),
+            )
+        ],
+        [value("x", TensorProto.FLOAT, ("N", 4))],
+        [value("y", TensorProto.FLOAT, ("N", 1))],
+        domains=[("ai.onnx.ml", 3)],
+    )  # fmt: skip
+
+
 def ext(folder: Path, mb: int = 4, seed: int = 0, location: str = "weights.bin") -> Path:
     """``big`` saved with its table in a file beside it; returns the path of the model."""
     path = folder / "model.onnx"
@@ -291,3 +322,21 @@ def external_tensor(
         entry = tensor.external_data.add()
         entry.key, entry.value = key, text
     return tensor
+
+
+def layers(*seeds: int, width: int = 1024, operator: str = "MatMul") -> onnx.ModelProto:
+    """Square layers, one for each seed, whose weights kernels copy into an order of their own."""
+    nodes, tensors, name = [], [], "x"
+    for index, seed in enumerate(seeds):
+        random = np.random.default_rng(seed)
+        table = random.standard_normal((width, width), dtype=np.float32) / np.float32(width**0.5)
+        tensors.append(weights(f"w{index}", table))
+        nodes.append(helper.make_node(operator, [name, f"w{index}"], [f"h{index}"]))
+        nodes.append(helper.make_node("Tanh", [f"h{index}"], [f"t{index}"]))
+        name = f"t{index}"
+    return build(
+        nodes,
+        [value("x", TensorProto.FLOAT, ("N", width))],
+        [value(name, TensorProto.FLOAT, ("N", width))],
+        tensors,
+    )

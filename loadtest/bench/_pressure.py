@@ -101,7 +101,7 @@ def _overloaded(bed: Bed, load: Load, peak: float) -> tuple[dict[str, Any], floa
             probes.terminate()
         probes.wait()
     if not seen["valid"]:
-        bed.findings.doubt("overload: the generator was late")
+        bed.findings.late("overload: the generator was late")
     samples = read_samples(load_file)
     began_ns, ended_ns = samples[0].intended_ns, samples[-1].intended_ns
     answered = sum(s.status == 200 and s.done_ns <= ended_ns for s in samples)
@@ -143,5 +143,5 @@ def _open(bed: Bed, load: Load, rate: float, what: str) -> dict[str, Any]:
     if seen["p99_ms"] is None:
         raise LabFailed(f"{what}: nothing was answered: {seen['errors']}")
     if not seen["valid"]:
-        bed.findings.doubt(f"{what}: the generator was late")
+        bed.findings.late(f"{what}: the generator was late")
     return seen

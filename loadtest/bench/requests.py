@@ -51,6 +51,7 @@ def main(argv: list[str]) -> int:
             _start(here, stack)
             for name in options.only or _SCENARIOS:
                 findings.say(f"\n== {name}")
+                findings.is_late = False
                 _SCENARIOS[name](here)
             if options.peers:
                 findings.say("\n== peers")

@@ -46,6 +46,7 @@ class Claim:
     target: Target
     values: tuple[float, ...]
     note: str = ""
+    is_valid: bool = True
 
     @property
     def median(self) -> float | None:
@@ -55,7 +56,7 @@ class Claim:
     @property
     def verdict(self) -> Verdict:
         """Whether the median is within the target."""
-        if self.median is None:
+        if self.median is None or not self.is_valid:
             return Verdict.SKIPPED
         return Verdict.MET if self.target.holds(self.median) else Verdict.MISSED
 
@@ -78,11 +79,15 @@ class Claim:
 
 @dataclass(slots=True)
 class Findings:
-    """What one bench found, printed as it comes."""
+    """What one bench found, printed as it comes.
+
+    While ``is_late``, a generator missed its schedule: claims are printed but not judged.
+    """
 
     bench: str
     claims: list[Claim] = field(default_factory=list)
     measured: dict[str, object] = field(default_factory=dict)
+    is_late: bool = False
     doubts: Counter[str] = field(default_factory=Counter)
 
     def say(self, line: str = "") -> None:
@@ -95,9 +100,16 @@ class Findings:
         if self.doubts[reason] == 1:
             self.say(f"  doubt: {reason}")
 
+    def late(self, reason: str) -> None:
+        """Note that a generator was late: what follows is no proof until ``is_late`` is reset."""
+        self.is_late = True
+        self.doubt(reason)
+
     def claim(self, name: str, target: Target, values: Sequence[float], note: str = "") -> None:
         """Judge and print one claim."""
-        claim = Claim(name, target, tuple(values), note)
+        if self.is_late and values:
+            note = f"not judged, the generator was late; {note}"
+        claim = Claim(name, target, tuple(values), note, is_valid=not self.is_late)
         self.claims.append(claim)
         self.say(claim.line())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ from models.synthetic import first_inputs
 from registry.ident import digest_hex, shown
 
 RUNTIME_NAME: Final = "onnx"
+_log = logging.getLogger(__name__)
 _SILENT: Final = 4  # failures reach the caller as exceptions; the log would repeat each bad request
 _DATATYPES: Final[dict[str, str]] = {
     "tensor(bool)": "BOOL",
@@ -80,8 +82,7 @@ class OnnxLoader:
                 f"runtime {shown(spec.manifest.runtime.get('name'))} is not known here: "
                 f"use {RUNTIME_NAME!r}"
             )
-        graph = spec.objects_dir / digest_hex(spec.manifest.graph)
-        session = open_session(graph, spec.threads or self._threads)
+        session = self._open(spec)
         servable = OnnxServable(session, spec.inspection.signature)
         try:
             first_inputs(servable.run, servable.signature)
@@ -90,6 +91,22 @@ class OnnxLoader:
             raise LoadFailed(f"warm-up failed: {error}") from None
         trim()
         return servable
+
+    def _open(self, spec: LoadSpec) -> ort.InferenceSession:
+        """Open what was built for this machine, or else the version itself, which always loads.
+
+        The memory that the second form takes is measured and reported like any other.
+        """
+        threads, inspection = spec.threads or self._threads, spec.inspection
+        if inspection.graph:
+            try:
+                packed = spec.objects_dir / digest_hex(inspection.graph)
+                return open_session(packed, threads, is_packed=True)
+            except LoadFailed as error:
+                name = f"{spec.model}/{spec.version}"
+                _log.warning("packed weights of %s cannot be used: %s", name, error)
+        graph = spec.objects_dir / digest_hex(spec.manifest.graph)
+        return open_session(graph, threads, has_prepacking=inspection.has_prepacking)
 
 
 class OnnxServable:
@@ -214,15 +231,38 @@ class OnnxServable:
         return np.asarray(result, dtype=numpy_dtype(spec.datatype))
 
 
-def open_session(graph: Path, threads: int) -> ort.InferenceSession:
+def open_session(
+    graph: Path, threads: int, *, is_packed: bool = False, has_prepacking: bool = True
+) -> ort.InferenceSession:
     """Return a session over a graph object; ``location`` of its tensors is beside it.
 
-    Raises LoadFailed. Tensors are mapped, and what no kernel repacks stays mapped.
+    Raises LoadFailed. Tensors are mapped, and what no kernel repacks stays mapped. ``is_packed``:
+    the graph is one that ``models.pack`` built. ``has_prepacking``: kernels may copy weights.
     """
+    options = session_options(threads)
+    if is_packed:
+        # It was optimised when it was built, and another pass would unmap what it moves.
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        if is_runtime_format(graph):
+            options.add_session_config_entry("session.load_model_format", "ORT")
+    if not has_prepacking:
+        options.add_session_config_entry("session.disable_prepacking", "1")
+    return create_session(graph, options)
+
+
+def is_runtime_format(graph: Path) -> bool:
+    """Tell a graph in the runtime's own format by the mark that its files carry."""
     try:
-        return ort.InferenceSession(
-            str(graph), session_options(threads), providers=["CPUExecutionProvider"]
-        )
+        with graph.open("rb") as file:
+            return file.read(8)[4:] == b"ORTM"
+    except OSError:
+        return False  # the runtime says what is wrong with the file
+
+
+def create_session(graph: Path, options: ort.SessionOptions) -> ort.InferenceSession:
+    """Return a session over a graph object with just these options, or raise LoadFailed."""
+    try:
+        return ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
     except RUNTIME_ERRORS as error:
         if is_out_of_memory(error):
             raise LoadFailed(f"not enough memory to load it: {clean(str(error))}") from None

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from registry.lifecycle import State
+from registry.model_settings import RANGES
 from serving.admin.views import TRITON_STATES
 from serving.web.openapi import Document, schema_ref
 
@@ -40,18 +41,33 @@ _ANY_OBJECT: Final[Document] = {"type": "object", "additionalProperties": True}
 _ANYTHING: Final[Document] = {}
 _ETAG: Final[Document] = {"type": "string", "pattern": '^".*"$'}
 _SPLIT: Final = _array(
-    _object({"version": _VERSION, "weight": {"type": "integer", "minimum": 0, "maximum": 100}})
+    _object({"version": _VERSION, "weight": {"type": "integer", "minimum": 1, "maximum": 100}})
 )
+_TRAFFIC: Final[dict[str, Document]] = {"split": _SPLIT, "shadow": _array(_VERSION)}
+_SETTINGS: Final = _object(
+    {
+        **{
+            name: _or_null({"type": "number" if name == "max_run_s" else "integer"})
+            for name in RANGES
+        },
+        "batching": _or_null(_FLAG),
+    }
+) | {"description": "Null: the server's own setting holds."}
 _MEMORY: Final[dict[str, Document]] = {
     "disk_bytes": _COUNT,
     "weight_bytes": _COUNT,
+    "object_bytes": _COUNT | {"description": "Kept in RAM for it: graph, weights, packed weights."},
     "unique_bytes": _COUNT,
     "shared_bytes": _COUNT,
+    "shared_with": _array(_object({"model": _TEXT, "version": _VERSION})),
     "private_bytes_per_worker": _or_null(_COUNT)
     | {"description": "Null until the first load measured it."},
-    "resident_bytes": _or_null(_COUNT) | {"description": "Null: not measured yet."},
+    "resident_bytes": _COUNT | {"description": "Of object_bytes, as the kernel counts them."},
     "locked_bytes": _COUNT,
+    "mode": _TEXT | {"description": "How workers hold the weights; empty: not loaded."},
+    "mode_reason": _TEXT,
 }
+_WEIGHT_MODE: Final[Document] = {"type": "string", "enum": ["private", "mapped", "packed"]}
 _FAILED: Final = _array(_object({"model": _TEXT, "version": _VERSION, "reason": _TEXT}))
 
 ANSWER_SCHEMAS: Final[dict[str, Document]] = {
@@ -63,6 +79,7 @@ ANSWER_SCHEMAS: Final[dict[str, Document]] = {
             "versions": _array(schema_ref("Version")),
             "aliases": {"type": "object", "additionalProperties": _VERSION},
             "route": _or_null(schema_ref("Route")),
+            "settings": _SETTINGS,
         }
     ),
     "Version": _object(
@@ -81,10 +98,12 @@ ANSWER_SCHEMAS: Final[dict[str, Document]] = {
             "parity": _or_null(_ANY_OBJECT),
             "aliases": _array(_TEXT),
             "traffic": {"type": "integer", "minimum": 0, "maximum": 100},
+            "is_shadow": _FLAG,
             "is_previous": _FLAG,
             "memory": _object(_MEMORY),
             "load_s": _or_null(_SECONDS),
             "batching": _or_null(_object({"allowed": _FLAG, "reason": _TEXT})),
+            "weights": _or_null(_object({"mode": _WEIGHT_MODE, "reason": _TEXT})),
         }
     ),
     "Published": _object(
@@ -110,13 +129,17 @@ ANSWER_SCHEMAS: Final[dict[str, Document]] = {
             "needs_bytes": _COUNT,
             "free_bytes": _COUNT,
             "fits": _FLAG,
-            "weight_bytes": _COUNT,
+            "object_bytes": _COUNT,
             "new_bytes": _COUNT,
             "private_bytes_per_worker": _MEMORY["private_bytes_per_worker"],
             "workers": _COUNT,
             "is_estimated": _FLAG | {"description": "needs_bytes is a lower bound."},
             "reason": _TEXT | {"description": "Why it is estimated; else empty."},
-            "would_evict": _array(_object({"model": _TEXT, "version": _VERSION})),
+            "would_evict": _array(
+                _object({"model": _TEXT, "version": _VERSION, "frees_bytes": _COUNT})
+            )
+            | {"description": "What to unload so that it fits; nothing is unloaded by itself."},
+            "fits_after_evicting": _FLAG,
         }
     ),
     "Alias": _object(
@@ -130,13 +153,14 @@ ANSWER_SCHEMAS: Final[dict[str, Document]] = {
     "Route": _object(
         {
             "model": _TEXT,
-            "split": _SPLIT,
-            "shadow": _array(_VERSION),
+            **_TRAFFIC,
             "latest": _FLAG,
-            "previous": _or_null(_VERSION),
+            "previous": _or_null(_object(_TRAFFIC)) | {"description": "What a rollback restores."},
             "etag": _ETAG,
         }
     ),
+    "Release": _object({"routes": _array(schema_ref("Route"))}),
+    "ModelSettings": _object({"model": _TEXT, "settings": _SETTINGS, "etag": _ETAG}),
     "RouteDeleted": _object({"model": _TEXT, "split": _SPLIT}),
     "History": _object(
         {
@@ -147,7 +171,7 @@ ANSWER_SCHEMAS: Final[dict[str, Document]] = {
                         "time": _TIME,
                         "who": _TEXT,
                         "reason": _TEXT,
-                        "split": _SPLIT,
+                        **_TRAFFIC,
                         "latest": _FLAG,
                     }
                 )
@@ -174,7 +198,21 @@ ANSWER_SCHEMAS: Final[dict[str, Document]] = {
             "budget_bytes": _COUNT,
             "committed_bytes": _COUNT,
             "free_bytes": _COUNT,
-            "unreleased_bytes": _COUNT,
+            "unreleased_bytes": _or_null(_COUNT)
+            | {"description": "Null: the last unload could not be measured."},
+            "last_unload": _or_null(
+                _object(
+                    {
+                        "model": _TEXT,
+                        "version": _VERSION,
+                        "unreleased_bytes": _or_null(_COUNT),
+                        "reason": _TEXT,
+                    }
+                )
+            ),
+            "resident_bytes": _COUNT,
+            "locked_bytes": _COUNT,
+            "workers": _COUNT,
             "versions": _array(_object({"model": _TEXT, "version": _VERSION, **_MEMORY})),
         }
     ),
@@ -243,6 +281,6 @@ ADMIN_REASONS: Final[Mapping[int, str]] = {
     431: "The request head is larger than allowed.",
     500: "Not planned, or an object is damaged; the log has more under the x-request-id.",
     503: "The store's disk failed, or the server is not ready; error says why.",
-    504: "The workers did not come to the wanted state in time.",
+    504: "The workers did not come to the wanted state in time; error says what holds now.",
     507: "No room: the memory budget, or the disk.",
 }

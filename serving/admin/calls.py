@@ -13,12 +13,10 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
 from models.signature import parse_signature
 from registry.errors import InvalidInput, MissingObjects, NotFound, OverBudget
-from registry.ident import check_digest, check_version, shown
+from registry.ident import check_digest, shown
 from registry.manifest import Json, JsonObject, parse_manifest
-from registry.rollout import parse_split
 from serving.admin.request import (
     actor_of,
-    alias_in,
     chunks_in,
     json_in,
     model_in,
@@ -28,13 +26,14 @@ from serving.admin.request import (
     wait_in,
     whole_in,
 )
-from serving.admin.views import AdminViews, route_json
+from serving.admin.traffic_calls import TrafficCalls
+from serving.admin.views import AdminViews
 from serving.control.control_plane import ControlPlane
 from serving.control.operations import SUCCEEDED, Operation
 from serving.errors import message_of, status_of
 from serving.settings import Settings
 from serving.web.common import json_response
-from serving.web.errors import Headers, error_headers
+from serving.web.errors import error_headers
 
 UPLOAD_CHUNK_BYTES: Final = 1 << 20
 MAX_EVENTS: Final = 1000
@@ -49,16 +48,16 @@ _PAGE: Final = """<!doctype html><html lang="en"><head><meta charset="utf-8"><ti
 """
 
 
-class AdminCalls:
+class AdminCalls(TrafficCalls):
     """One method a call; planned errors are raised and answered further out."""
 
     def __init__(
         self, control: ControlPlane, settings: Settings, render_metrics: Callable[[], bytes]
     ) -> None:
+        super().__init__(control.traffic, settings.body_timeout_s)
         self._control = control
         self._views = AdminViews(control, settings)
         self._render_metrics = render_metrics
-        self._body_timeout_s = settings.body_timeout_s
 
     # Objects
 
@@ -100,14 +99,17 @@ class AdminCalls:
 
     async def list_models(self, _: Request) -> Response:
         """List all models with their versions, aliases and routes."""
+        await self._control.residency.count()
         return json_response(self._views.models())
 
     async def show_model(self, request: Request) -> Response:
         """Show one model."""
+        await self._control.residency.count()
         return json_response(self._views.model(model_in(request)))
 
     async def show_version(self, request: Request) -> Response:
         """Show one version."""
+        await self._control.residency.count()
         return json_response(self._views.version(*version_in(request)))
 
     async def publish_version(self, request: Request) -> Response:
@@ -167,69 +169,6 @@ class AdminCalls:
         """Show how far a load or unload is."""
         return json_response(self._control.operations.get(request.path_params["id"]).to_json())
 
-    # Aliases and routes
-
-    async def set_alias(self, request: Request) -> Response:
-        """Let an alias name a READY version."""
-        model, alias = alias_in(request)
-        body = await object_in(request, self._body_timeout_s, ("version",))
-        version = check_version(body.get("version"))
-        entry, previous = await self._control.set_alias(
-            model, alias, version, actor_of(request), reason_in(request), _if_match(request)
-        )
-        document: JsonObject = {
-            "model": model, "alias": alias, "version": version, "previous": previous,
-        }  # fmt: skip
-        return json_response(document, headers=_etag(entry.etag))
-
-    async def delete_alias(self, request: Request) -> Response:
-        """Remove an alias; the version stays."""
-        model, alias = alias_in(request)
-        previous = await self._control.delete_alias(
-            model, alias, actor_of(request), reason_in(request), _if_match(request)
-        )
-        return json_response(
-            {"model": model, "alias": alias, "version": None, "previous": previous}
-        )
-
-    async def show_route(self, request: Request) -> Response:
-        """Show where requests without a version go."""
-        model = model_in(request)
-        route = self._control.route(model)
-        return json_response(route_json(model, route), headers=_etag(route.etag))
-
-    async def set_route(self, request: Request) -> Response:
-        """Send requests without a version to a READY version, or let them follow the latest."""
-        model = model_in(request)
-        body = await object_in(request, self._body_timeout_s, ("split", "latest", "shadow"))
-        route = await self._control.set_route(
-            model, _wanted_version(body), actor_of(request), reason_in(request), _if_match(request)
-        )
-        return json_response(route_json(model, route), headers=_etag(route.etag))
-
-    async def delete_route(self, request: Request) -> Response:
-        """Remove the route, so that its versions can be unloaded."""
-        model = model_in(request)
-        await self._control.delete_route(
-            model, actor_of(request), reason_in(request), _if_match(request)
-        )
-        return json_response({"model": model, "split": []})
-
-    async def show_history(self, request: Request) -> Response:
-        """List the routes that were, oldest first."""
-        history = self._control.route(model_in(request)).history
-        return json_response({"history": [change.to_json() for change in history]})
-
-    async def roll_back(self, request: Request) -> Response:
-        """Go back to the previous version, or to one that the route has been at."""
-        model = model_in(request)
-        body = await object_in(request, self._body_timeout_s, ("to",))
-        to = check_version(body["to"]) if "to" in body else None
-        route = await self._control.rollback(
-            model, to, actor_of(request), reason_in(request), _if_match(request)
-        )
-        return json_response(route_json(model, route), headers=_etag(route.etag))
-
     # The server as a whole
 
     async def list_events(self, request: Request) -> Response:
@@ -243,6 +182,7 @@ class AdminCalls:
 
     async def show_memory(self, _: Request) -> Response:
         """Show the memory ledger."""
+        await self._control.residency.count()
         return json_response(self._views.memory())
 
     async def list_workers(self, _: Request) -> Response:
@@ -379,24 +319,3 @@ def _announced(request: Request) -> int | None:
     if not (text.isascii() and text.isdigit() and len(text) <= 18):
         raise InvalidInput(f"content-length {shown(text)} must be an integer from 0")
     return int(text)
-
-
-def _wanted_version(body: object) -> int | None:
-    """Return the version of a route body, None for the one that follows the latest."""
-    document = body if isinstance(body, dict) else {}
-    if document.get("shadow") not in (None, []):
-        raise InvalidInput("body: shadow is not supported by this release: leave it out")
-    latest = document.get("latest", False)
-    if not isinstance(latest, bool):
-        raise InvalidInput(f"body: latest {shown(latest)} must be true or false")
-    if latest == ("split" in document):
-        raise InvalidInput('body: give either split or "latest": true')
-    return None if latest else parse_split(document["split"], "body: split")
-
-
-def _if_match(request: Request) -> str | None:
-    return request.headers.get("if-match")
-
-
-def _etag(etag: str) -> Headers:
-    return [(b"etag", etag.encode("ascii"))]

@@ -124,10 +124,15 @@ async def object_in(
         return {}
     if not isinstance(document, dict):
         raise InvalidInput(f"body: expected a JSON object, got {type(document).__name__}")
+    check_fields(document, allowed, "body")
+    return document
+
+
+def check_fields(document: Mapping[str, Any], allowed: Collection[str], where: str) -> None:
+    """Raise InvalidInput for a field of ``document`` that is not known, with the nearest one."""
     for key in document:
         if key not in allowed:
-            raise InvalidInput(f"body: unknown field {shown(key)}{nearest(key, allowed)}")
-    return document
+            raise InvalidInput(f"{where}: unknown field {shown(key)}{nearest(key, allowed)}")
 
 
 async def chunks_in(

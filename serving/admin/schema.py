@@ -7,6 +7,9 @@ from typing import Final
 
 from registry.ident import MAX_VERSION
 from registry.manifest import Json, JsonObject
+from registry.model_settings import RANGES
+from registry.traffic import WEIGHT_SUM
+from registry.traffic_rules import MAX_SHADOWS, MAX_SPLIT
 
 _DIGEST: Final[JsonObject] = {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"}
 _VERSION: Final[JsonObject] = {"type": "integer", "minimum": 1, "maximum": MAX_VERSION}
@@ -34,23 +37,70 @@ _ALIAS: Final[JsonObject] = {
     "required": ["version"],
     "additionalProperties": False,
 }
+_ROUTE_FIELDS: Final[JsonObject] = {
+    "split": {
+        "type": "array",
+        "description": f"Whole weights that sum to {WEIGHT_SUM}; each version once.",
+        "minItems": 1,
+        "maxItems": MAX_SPLIT,
+        "items": {
+            "type": "object",
+            "properties": {
+                "version": _VERSION,
+                "weight": {"type": "integer", "minimum": 1, "maximum": WEIGHT_SUM},
+            },
+            "required": ["version", "weight"],
+            "additionalProperties": False,
+        },
+    },
+    "shadow": {
+        "type": "array",
+        "description": "Versions that get copies and never answer; only with split, not in it.",
+        "maxItems": MAX_SHADOWS,
+        "items": _VERSION,
+    },
+    "latest": {"type": "boolean", "description": "Follow the highest READY version."},
+    "allow_incompatible": {
+        "type": "boolean",
+        "description": "Mix versions although their inputs or outputs differ.",
+    },
+}
 _ROUTE: Final[JsonObject] = {
     "type": "object",
-    "description": "Either split or latest. This release takes one version of weight 100.",
+    "description": "Either split or latest.",
+    "properties": _ROUTE_FIELDS,
+    "additionalProperties": False,
+}
+_IF_MATCH: Final[JsonObject] = {"type": "string", "description": "The etag this route must have."}
+_RELEASE: Final[JsonObject] = {
+    "type": "object",
     "properties": {
-        "split": {
-            "type": "array",
-            "minItems": 1,
-            "maxItems": 1,
-            "items": {
+        "routes": {
+            "type": "object",
+            "description": "Model to its route; 1 to 1000 models.",
+            "additionalProperties": {
                 "type": "object",
-                "properties": {"version": _VERSION, "weight": {"type": "integer", "const": 100}},
-                "required": ["version", "weight"],
+                "properties": {**_ROUTE_FIELDS, "if_match": _IF_MATCH},
                 "additionalProperties": False,
             },
+        }
+    },
+    "required": ["routes"],
+    "additionalProperties": False,
+}
+_SETTINGS: Final[JsonObject] = {
+    "type": "object",
+    "description": "A value sets, null resets to the server's own, what is left out stays.",
+    "properties": {
+        **{
+            name: {
+                "type": ["number" if name == "max_run_s" else "integer", "null"],
+                "minimum": low,
+                "maximum": high,
+            }
+            for name, (low, high) in RANGES.items()
         },
-        "latest": {"type": "boolean"},
-        "shadow": {"type": "array", "maxItems": 0},
+        "batching": {"type": ["boolean", "null"]},
     },
     "additionalProperties": False,
 }
@@ -107,7 +157,14 @@ _MANIFEST: Final[JsonObject] = {
 
 _EXAMPLE_DIGEST: Final = "sha256:" + "0" * 64
 ALIAS: Final = Body(_ALIAS, {"version": 3}, is_required=True)
-ROUTE: Final = Body(_ROUTE, {"split": [{"version": 3, "weight": 100}]}, is_required=True)
+_SPLIT_EXAMPLE: Final[JsonObject] = {
+    "split": [{"version": 3, "weight": 90}, {"version": 4, "weight": 10}], "shadow": [5],
+}  # fmt: skip
+ROUTE: Final = Body(_ROUTE, _SPLIT_EXAMPLE, is_required=True)
+RELEASE: Final = Body(
+    _RELEASE, {"routes": {"fraud": _SPLIT_EXAMPLE, "search": {"latest": True}}}, is_required=True
+)
+SETTINGS: Final = Body(_SETTINGS, {"queue_rows": 1024, "priority": None}, is_required=True)
 ROLLBACK: Final = Body(_ROLLBACK, {"to": 2})
 INDEX: Final = Body(_INDEX, {"ready": True})
 TRITON: Final = Body(_TRITON, {"parameters": {"unload_dependents": False}})

@@ -74,6 +74,8 @@ def _json(name: str) -> tuple[Answer, ...]:
 # The disk may fail, or be full, under everything that is written down before it is answered.
 _DISK: Final = (503, 507)
 _NAMED: Final = (404, 409, *_DISK)
+# What is answered only when every worker has taken it.
+_SWITCHED: Final = (*_NAMED, 504)
 _OPERATED: Final = (400, 404, 409, 429, 500, 503, 504, 507)
 _STARTED: Final = (Answer(200, "Operation"), Answer(202, "Operation"))
 _CHANGE: Final = ("reason",)
@@ -99,18 +101,24 @@ CALLS: Final = (
     Call("GET", "/admin/v1/operations/{id}", "read", AdminCalls.show_operation,
          _json("Operation"), (404,)),
     Call("PUT", MODEL + "/aliases/{alias:name}", "promote", AdminCalls.set_alias, _json("Alias"),
-         _NAMED, _CHANGE, schema.ALIAS),
+         _SWITCHED, _CHANGE, schema.ALIAS),
     Call("DELETE", MODEL + "/aliases/{alias:name}", "promote", AdminCalls.delete_alias,
-         _json("Alias"), _NAMED, _CHANGE),
+         _json("Alias"), _SWITCHED, _CHANGE),
     Call("GET", MODEL + "/route", "read", AdminCalls.show_route, _json("Route"), (404,)),
-    Call("PUT", MODEL + "/route", "promote", AdminCalls.set_route, _json("Route"), _NAMED,
+    Call("PUT", MODEL + "/route", "promote", AdminCalls.set_route, _json("Route"), _SWITCHED,
          _CHANGE, schema.ROUTE),
     Call("DELETE", MODEL + "/route", "promote", AdminCalls.delete_route, _json("RouteDeleted"),
-         _NAMED, _CHANGE),
+         _SWITCHED, _CHANGE),
     Call("GET", MODEL + "/route/history", "read", AdminCalls.show_history, _json("History"),
          (404,)),
     Call("POST", MODEL + "/route:rollback", "promote", AdminCalls.roll_back, _json("Route"),
          _OPERATED, _CHANGE, schema.ROLLBACK),
+    Call("PUT", "/admin/v1/release", "promote", AdminCalls.release, _json("Release"), _SWITCHED,
+         _CHANGE, schema.RELEASE),
+    Call("GET", MODEL + "/settings", "read", AdminCalls.show_settings, _json("ModelSettings"),
+         (404,)),
+    Call("PUT", MODEL + "/settings", "promote", AdminCalls.set_settings, _json("ModelSettings"),
+         _SWITCHED, _CHANGE, schema.SETTINGS),
     Call("GET", "/admin/v1/events", "read", AdminCalls.list_events, _json("Events"), (503,),
          ("since", "model", "limit")),
     Call("GET", "/admin/v1/memory", "read", AdminCalls.show_memory, _json("Memory")),

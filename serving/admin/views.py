@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Final
 
 from registry.desired import Key, ModelState
@@ -12,6 +13,8 @@ from registry.rollout import Route
 from registry.store import VersionRecord
 from serving.control.control_plane import ControlPlane
 from serving.control.ledger import VersionMemory
+from serving.control.residency import InRam
+from serving.fleet import SERVING
 from serving.settings import Settings
 
 # Triton has no word for a version that failed: its reason says so.
@@ -22,7 +25,6 @@ TRITON_STATES: Final[Mapping[State, str]] = {
     State.DRAINING: "UNLOADING",
     State.FAILED: "UNAVAILABLE",
 }
-SERVING_WORKER: Final = "serving"
 
 
 class AdminViews:
@@ -57,6 +59,7 @@ class AdminViews:
             "versions": [self._version(record, memory) for record in records],
             "aliases": aliases,
             "route": None if model.route is None else route_json(name, model.route),
+            "settings": settings_json(model),
         }
 
     def _version(self, record: VersionRecord, memory: Mapping[Key, VersionMemory]) -> JsonObject:
@@ -64,7 +67,7 @@ class AdminViews:
         manifest = record.manifest
         model = self._control.model(record.model)
         state, reason = self._control.status(*key)
-        entry = model.loaded.get(record.version)
+        entry, route = model.loaded.get(record.version), model.route
         inspection = None
         signature = manifest.signature
         if entry is not None:
@@ -86,21 +89,29 @@ class AdminViews:
             "runtime": manifest.runtime,
             "parity": manifest.parity,
             "aliases": aliases,
-            "traffic": _traffic(model, record.version),
-            "is_previous": model.route is not None and model.route.previous == record.version,
-            "memory": _memory_json(memory.get(key) or self._control.ledger.at_rest(record)),
+            "traffic": 0 if route is None else route.traffic.weight_of(record.version),
+            "is_shadow": route is not None and record.version in route.traffic.shadow,
+            "is_previous": route is not None and route.is_previous(record.version),
+            "memory": _memory_json(
+                memory.get(key) or self._control.ledger.at_rest(record),
+                self._control.residency.of(key),
+            ),
             "load_s": self._control.loads.load_s.get(key),
             "batching": None if inspection is None else {
                 "allowed": inspection.is_batchable, "reason": inspection.batch_reason,
+            },
+            "weights": None if inspection is None else {
+                "mode": inspection.mode, "reason": inspection.mode_reason,
             },
         }  # fmt: skip
 
     def memory(self) -> JsonObject:
         """Return the ledger: all that is reserved, in sum and by version."""
-        ledger = self._control.ledger
+        ledger, residency = self._control.ledger, self._control.residency
+        in_ram, last = residency.total(), ledger.last_unload
         committed = ledger.committed_bytes()
         versions: list[Json] = [
-            {"model": key[0], "version": key[1], **_memory_json(item)}
+            {"model": key[0], "version": key[1], **_memory_json(item, residency.of(key))}
             for key, item in ledger.versions().items()
         ]
         return {
@@ -108,8 +119,15 @@ class AdminViews:
             "committed_bytes": committed,
             "free_bytes": max(0, ledger.budget_bytes - committed),
             "unreleased_bytes": ledger.unreleased_bytes(),
+            "last_unload": None if last is None else {
+                "model": last.key[0], "version": last.key[1],
+                "unreleased_bytes": last.unreleased_bytes, "reason": last.reason,
+            },
+            "resident_bytes": in_ram.resident_bytes,
+            "locked_bytes": in_ram.locked_bytes,
+            "workers": ledger.workers,
             "versions": versions,
-        }
+        }  # fmt: skip
 
     def workers(self) -> JsonObject:
         """Return every worker slot."""
@@ -160,7 +178,7 @@ class AdminViews:
     def _unready_reason(self, failed: int) -> str:
         if not self._control.writer.is_restored:
             return "what was loaded before the start is still being loaded again"
-        if not any(worker.state == SERVING_WORKER for worker in self._control.workers()):
+        if not any(worker.state == SERVING for worker in self._control.workers()):
             return "no worker serves yet"
         if failed and self._settings.ready_requires == "all":
             return f"{failed} versions FAILED, and ready_requires is 'all'"
@@ -169,28 +187,28 @@ class AdminViews:
 
 def route_json(name: str, route: Route) -> JsonObject:
     """Return a route as users see it."""
-    return {
-        "model": name,
-        "split": [{"version": route.version, "weight": 100}],
-        "shadow": [],
-        "latest": route.is_latest,
-        "previous": route.previous,
-        "etag": route.etag,
-    }
+    return {"model": name, **route.facts(), "etag": route.etag}
 
 
-def _traffic(model: ModelState, version: int) -> int:
-    return 100 if model.route is not None and model.route.version == version else 0
+def settings_json(model: ModelState) -> JsonObject:
+    """Return every setting of a model; null where the server's own holds."""
+    return asdict(model.settings)
 
 
-def _memory_json(memory: VersionMemory) -> JsonObject:
-    # Nothing locks or measures residency yet, and a made-up number would be worse than none.
+def _memory_json(memory: VersionMemory, in_ram: InRam | None) -> JsonObject:
+    shared_with: list[Json] = [
+        {"model": model, "version": version} for model, version in memory.shared_with
+    ]
     return {
         "disk_bytes": memory.disk_bytes,
         "weight_bytes": memory.weight_bytes,
+        "object_bytes": memory.object_bytes,
         "unique_bytes": memory.unique_bytes,
         "shared_bytes": memory.shared_bytes,
+        "shared_with": shared_with,
         "private_bytes_per_worker": memory.private_bytes_per_worker,
-        "resident_bytes": None,
-        "locked_bytes": 0,
+        "resident_bytes": in_ram.resident_bytes if in_ram else 0,
+        "locked_bytes": in_ram.locked_bytes if in_ram else 0,
+        "mode": memory.mode,
+        "mode_reason": memory.mode_reason,
     }

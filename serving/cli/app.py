@@ -8,11 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from serving.cli import (
+    apply,
     doctor,
     lifecycle,
     listing,
     predict,
     push,
+    releasing,
     restart,
     routing,
     serve,
@@ -58,6 +60,9 @@ app.command("plan")(lifecycle.plan)
 app.command("alias")(routing.alias)
 app.command("route")(routing.route)
 app.command("rollback")(routing.rollback)
+app.command("release")(releasing.release)
+app.command("settings")(releasing.settings)
+app.command("apply")(apply.apply)
 app.command("restart")(restart.restart)
 app.command("rm")(upkeep.rm)
 app.command("gc")(upkeep.gc)

@@ -6,25 +6,30 @@ import os
 import resource
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
-from registry.errors import RegistryError
+from registry.errors import InvalidInput, RegistryError
 from registry.layout import check_adoptable
 from serving.cli.options import ADMIN_URL_DEFAULT, AdminUrl, AsJson, admin_client
 from serving.cli.output import count_text, print_json, print_table, size_text
+from serving.cli.serve import CONFIG_NAME
 from serving.client.errors import ClientError, ServerUnreachable
 from serving.machine import Machine, read_machine
+from serving.settings import load_settings
 from serving.workers.cores import plan_workers
 
 GIB: Final = 1024**3
 _LOW_DISK_SHARE: Final = 0.15
 _LOW_FILES: Final = 4096
+_RAISE_LOCK: Final = (
+    "ulimit -l unlimited, systemd LimitMEMLOCK=infinity, or docker --ulimit memlock=-1"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,7 @@ def doctor(
         *_memory(machine),
         *_limits(),
         _disk(store),
-        _server(admin_url),
+        *_server(admin_url),
     ]
     is_faulty = any(finding.is_fault for finding in findings)
     if as_json:
@@ -86,12 +91,29 @@ def _cores(machine: Machine) -> Iterator[Finding]:
     advice = ""
     if machine.quota_cores is not None and machine.quota_cores < 1:
         advice = "less than one core: answers will stall; give the container at least 1 CPU"
-    yield Finding("cores", f"{machine.cores} by affinity, {quota}", advice)
-    plan = plan_workers(sorted(os.sched_getaffinity(0)), machine.usable_cores)
-    yield Finding("threads", f"{count_text(plan.workers, 'worker')} with {plan.threads} each")
+    cpus = sum(map(len, machine.cores))
+    siblings = "" if cpus == len(machine.cores) else f" with {cpus} hardware threads"
+    yield Finding("cores", f"{len(machine.cores)} by affinity{siblings}, {quota}", advice)
+    yield _threads(machine)
     is_set = os.environ.get("OMP_NUM_THREADS", "")
     if is_set:
         yield Finding("OMP_NUM_THREADS", is_set, "unset it: each worker sets its own")
+
+
+def _threads(machine: Machine) -> Finding:
+    """Return the plan that a server started here would follow."""
+    config = Path(CONFIG_NAME)
+    try:
+        settings = load_settings(config if config.is_file() else None, os.environ, {})
+    except InvalidInput as error:
+        return Finding("threads", "no plan: the settings are wrong", str(error), is_fault=True)
+    plan = plan_workers(
+        machine.cores, machine.usable_cores, settings.workers, settings.threads_per_worker
+    )
+    where = ", ".join("+".join(map(str, cpus)) for cpus in plan.cpus)
+    pinned = f"pinned to processors {where}" if any(plan.cpus) else "not pinned"
+    value = f"{count_text(plan.workers, 'worker')} with {plan.threads} each, {pinned}"
+    return Finding("threads", value, plan.excess(machine.usable_cores))
 
 
 def _memory(machine: Machine) -> Iterator[Finding]:
@@ -108,8 +130,7 @@ def _memory(machine: Machine) -> Iterator[Finding]:
         "memory lock limit",
         "unlimited" if is_unlimited else size_text(locked),
         "" if is_unlimited or locked >= machine.memory_bytes // 2
-        else "weights may be paged out under pressure: ulimit -l unlimited, systemd "
-        "LimitMEMLOCK=infinity, or docker --ulimit memlock=-1",
+        else f"weights beyond it may be evicted under pressure: {_RAISE_LOCK}",
     )  # fmt: skip
     swap = _meminfo("SwapTotal:") - _meminfo("SwapFree:")
     yield Finding(
@@ -159,21 +180,37 @@ def _store_fault(store: Path, present: Path) -> str:
     return ""
 
 
-def _server(admin_url: str) -> Finding:
+def _server(admin_url: str) -> Iterator[Finding]:
     try:
         with admin_client(admin_url) as client:
             client.check_live()
             try:
-                workers = client.workers()
+                workers, memory = client.workers(), client.memory()
             except ClientError as error:
-                return Finding("server", f"up at {admin_url}, but tells us nothing", str(error))
+                yield Finding("server", f"up at {admin_url}, but tells us nothing", str(error))
+                return
     except ServerUnreachable as error:
-        return Finding("server", f"none at {admin_url}", str(error))
+        yield Finding("server", f"none at {admin_url}", str(error))
+        return
     except ClientError as error:
-        return Finding("server", f"something answers at {admin_url}", str(error))
+        yield Finding("server", f"something answers at {admin_url}", str(error))
+        return
     ill = [worker for worker in workers if worker.get("reason")]
     advice = "; ".join(f"worker {worker['slot']}: {worker['reason']}" for worker in ill)
-    return Finding("server", f"{count_text(len(workers), 'worker')} at {admin_url}", advice)
+    yield Finding("server", f"{count_text(len(workers), 'worker')} at {admin_url}", advice)
+    yield _weights(memory)
+
+
+def _weights(memory: Mapping[str, Any]) -> Finding:
+    """Return how much of the loaded versions is in RAM, and promised to stay there."""
+    resident, locked = memory.get("resident_bytes", 0), memory.get("locked_bytes", 0)
+    value = f"{size_text(resident)} in RAM, {size_text(locked)} of it locked"
+    return Finding(
+        "loaded weights", value,
+        "" if locked >= resident
+        else f"start the server with more locked memory, or leave it to the page cache: "
+        f"{_RAISE_LOCK}",
+    )  # fmt: skip
 
 
 def _meminfo(name: str) -> int:

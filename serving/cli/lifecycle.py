@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from serving.cli.options import (
     ADMIN_URL_DEFAULT,
     AdminUrl,
@@ -12,7 +15,7 @@ from serving.cli.options import (
     Version,
     admin_client,
 )
-from serving.cli.output import bar, operation_progress, print_json, print_table, size_text
+from serving.cli.output import bar, note, operation_progress, print_json, print_table, size_text
 
 
 def load(
@@ -78,7 +81,7 @@ def plan(
     private = size_text(answer.get("private_bytes_per_worker"))
     rows = [
         ("needs", ("at least " if is_estimated else "") + size_text(answer["needs_bytes"])),
-        ("of it shared weights that are not here yet", size_text(answer.get("new_bytes"))),
+        ("of it graph and weights that are not here yet", size_text(answer.get("new_bytes"))),
         (
             "of it private, each worker",
             "not known before the first load" if is_estimated else private,
@@ -86,4 +89,24 @@ def plan(
         ("free", size_text(answer["free_bytes"])),
         ("fits", "yes" if answer["fits"] else "no"),
     ]
+    rows += [
+        (
+            f"an unload of {item['model']}/{item['version']} gives",
+            size_text(item.get("frees_bytes")),
+        )
+        for item in answer.get("would_evict", [])
+    ]
     print_table(("load of " + f"{name}/{version}", ""), rows)
+
+    if not answer["fits"]:
+        note(_way_out(answer))
+
+
+def _way_out(plan: Mapping[str, Any]) -> str:
+    if not plan.get("would_evict"):
+        return (
+            "nothing can be unloaded: every loaded version is routed, aliased, or what a rollback "
+            "goes back to; raise memory_budget"
+        )
+    enough = "" if plan.get("fits_after_evicting") else ", which is not enough by itself"
+    return f"nothing is unloaded by itself: ramrack unload makes that room{enough}"

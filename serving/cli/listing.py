@@ -21,8 +21,8 @@ from serving.client.errors import ClientError
 
 _LS_COLUMNS = ("model", "version", "state", "aliases", "traffic", "size", "published", "reason")
 _PS_COLUMNS = (
-    "model", "version", "state", "aliases", "traffic", "weights", "shared", "private", "requests",
-    "failed", "reason",
+    "model", "version", "state", "aliases", "traffic", "weights", "held", "shared", "resident",
+    "locked", "private", "requests", "failed", "reason",
 )  # fmt: skip
 
 
@@ -64,6 +64,8 @@ def _ls_row(version: dict[str, Any]) -> list[object]:
 def _traffic(version: dict[str, Any]) -> str:
     if version.get("traffic"):
         return f"{version['traffic']} %"
+    if version.get("is_shadow"):
+        return "shadow"
     return "previous" if version.get("is_previous") else ""
 
 
@@ -93,10 +95,12 @@ def ps(
         print_table(_PS_COLUMNS, [_ps_row(version) for version in loaded])
     else:
         note("nothing is loaded: ramrack load NAME VERSION loads a version of `ramrack ls`")
+    left_bytes = memory.get("unreleased_bytes")
+    unreleased = f", {size_text(left_bytes)} not released by unloads" if left_bytes else ""
     up = sum(worker["state"].lower() in ("ready", "up", "serving") for worker in workers)
     note(
         f"memory: {size_text(memory['committed_bytes'])} committed of "
-        f"{size_text(memory['budget_bytes'])}, {size_text(memory['free_bytes'])} free; "
+        f"{size_text(memory['budget_bytes'])}, {size_text(memory['free_bytes'])} free{unreleased}; "
         f"workers: {up} of {len(workers)} serve"
     )
 
@@ -129,7 +133,10 @@ def _ps_row(version: dict[str, Any]) -> list[object]:
         ", ".join(version["aliases"]),
         _traffic(version),
         size_text(memory.get("weight_bytes")),
+        (version.get("weights") or {}).get("mode", "-"),
         size_text(memory.get("shared_bytes")),
+        size_text(memory.get("resident_bytes")),
+        size_text(memory.get("locked_bytes")),
         size_text(memory.get("private_bytes_per_worker")) + " a worker",
         requests.get("succeeded", "-"),
         requests.get("failed", "-"),

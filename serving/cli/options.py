@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from serving.cli.interrupt import INTERRUPT
-from serving.cli.values import model_name, real, server_url, token_text, version_number
+from serving.cli.values import etag, model_name, real, server_url, token_text, version_number
 
 if TYPE_CHECKING:
     from serving.client.api import AdminClient, DataClient
@@ -37,6 +37,15 @@ Timeout: TypeAlias = Annotated[
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 Reason: TypeAlias = Annotated[
     str, typer.Option("--reason", metavar="TEXT", help="Why, for the record of changes.")
+]
+IfMatch: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--if-match",
+        metavar="ETAG",
+        help="Change it only if it still has this etag, which --json shows.",
+        parser=etag,
+    ),
 ]
 AdminUrl: TypeAlias = Annotated[
     str,

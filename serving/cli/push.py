@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from registry.ident import shown
+from registry.traffic import Traffic
 from serving.cli.interrupt import INTERRUPT
 from serving.cli.options import ADMIN_URL_DEFAULT, AdminUrl, AsJson, Name, Reason, admin_client
 from serving.cli.output import (
@@ -213,7 +214,7 @@ def _after(
         client.set_alias(name, alias, version, reason)
         done.append(f"alias {alias} names it")
     if is_promoted:
-        client.set_route(name, version, reason)
+        client.set_route(name, Traffic.whole(version).to_json(), reason)
     if done:
         details = client.version(name, version)
         done.append(f"it gets {details['traffic']} % of the traffic")

@@ -10,11 +10,13 @@ from serving.cli.options import (
     ADMIN_URL_DEFAULT,
     AdminUrl,
     AsJson,
+    IfMatch,
     Name,
     Reason,
     admin_client,
 )
 from serving.cli.output import note, print_json, print_table
+from serving.cli.traffic_words import AllowIncompatible, Shadow, route_body, traffic_text
 from serving.cli.values import alias_name, version_number
 
 
@@ -32,6 +34,7 @@ def alias(
     ] = None,
     *,
     is_deleted: Annotated[bool, typer.Option("--delete", help="Remove the alias.")] = False,
+    if_match: IfMatch = None,
     reason: Reason = "",
     as_json: AsJson = False,
     admin_url: AdminUrl = ADMIN_URL_DEFAULT,
@@ -49,9 +52,9 @@ def alias(
                 note(f"{name} has no aliases")
             return
         if version is None:
-            answer = client.delete_alias(name, alias, reason)
+            answer = client.delete_alias(name, alias, reason, if_match)
         else:
-            answer = client.set_alias(name, alias, version, reason)
+            answer = client.set_alias(name, alias, version, reason, if_match)
     if as_json:
         print_json(answer)
     elif version is None:
@@ -69,18 +72,19 @@ def _check_alias_usage(alias: str | None, version: int | None, *, is_deleted: bo
 
 def route(
     name: Name,
-    version: Annotated[
-        int | None,
+    words: Annotated[
+        list[str] | None,
         typer.Argument(
-            metavar="VERSION",
-            help="The version that gets all traffic from now on.",
-            parser=version_number,
+            metavar="VERSION[=WEIGHT]...",
+            help="The version that gets all traffic, or several with their percent: 3=90 4=10.",
         ),
     ] = None,
     *,
+    shadow: Shadow = None,
     is_latest: Annotated[
         bool, typer.Option("--latest", help="Follow the highest READY version.")
     ] = False,
+    is_mixed: AllowIncompatible = False,
     is_history: Annotated[
         bool, typer.Option("--history", help="Show the routes that were.")
     ] = False,
@@ -90,24 +94,25 @@ def route(
             "--delete", help="Remove the route, so that its versions can be unloaded and removed."
         ),
     ] = False,
+    if_match: IfMatch = None,
     reason: Reason = "",
     as_json: AsJson = False,
     admin_url: AdminUrl = ADMIN_URL_DEFAULT,
 ) -> None:
-    """Show where requests without a version go, or send them to a READY version."""
-    if (version is not None) + is_latest + is_history + is_deleted > 1:
+    """Show where requests without a version go, or split them over READY versions."""
+    if bool(words) + is_latest + is_history + is_deleted > 1:
         raise typer.BadParameter("VERSION, --latest, --history and --delete exclude each other")
+    if shadow and not words:
+        raise typer.BadParameter("--shadow goes with the versions that answer: 3 --shadow 5")
+    body = route_body(words or (), shadow or (), is_latest=is_latest, is_mixed=is_mixed)
     with admin_client(admin_url) as client:
         if is_history:
             _print_history(client.route_history(name), as_json=as_json)
             return
         if is_deleted:
-            _print_deleted(client.delete_route(name, reason), as_json=as_json)
+            _print_deleted(client.delete_route(name, reason, if_match), as_json=as_json)
             return
-        if version is None and not is_latest:
-            answer = client.route(name)
-        else:
-            answer = client.set_route(name, version, reason)
+        answer = client.set_route(name, body, reason, if_match) if body else client.route(name)
     _print_route(answer, as_json=as_json)
 
 
@@ -117,16 +122,20 @@ def rollback(
     to: Annotated[
         int | None,
         typer.Option(
-            "--to", metavar="VERSION", help="Not the one before, but this.", parser=version_number
+            "--to",
+            metavar="VERSION",
+            help="Not what was before, but this version alone.",
+            parser=version_number,
         ),
     ] = None,
+    if_match: IfMatch = None,
     reason: Reason = "",
     as_json: AsJson = False,
     admin_url: AdminUrl = ADMIN_URL_DEFAULT,
 ) -> None:
-    """Restore the route before the present one."""
+    """Restore the whole traffic before the present one, split and shadows, in one call."""
     with admin_client(admin_url) as client:
-        answer = client.rollback(name, to, reason)
+        answer = client.rollback(name, to, reason, if_match)
     _print_route(answer, as_json=as_json)
 
 
@@ -134,9 +143,10 @@ def _print_route(route: dict[str, object], *, as_json: bool) -> None:
     if as_json:
         print_json(route)
         return
-    text = f"{route['model']}: {_split_text(route)}"
-    if route.get("previous"):
-        text += f"; before that version {route['previous']}"
+    text = f"{route['model']}: {traffic_text(route)}"
+    previous = route.get("previous")
+    if isinstance(previous, dict):
+        text += f"; before that {traffic_text(previous)}"
     print(text)
 
 
@@ -151,16 +161,6 @@ def _print_history(history: list[dict[str, object]], *, as_json: bool) -> None:
     if as_json:
         print_json({"history": history})
         return
-    rows = [(entry.get("time"), entry.get("who"), _split_text(entry), entry.get("reason"))
+    rows = [(entry.get("time"), entry.get("who"), traffic_text(entry), entry.get("reason"))
             for entry in history]  # fmt: skip
     print_table(("time", "who", "route", "reason"), rows)
-
-
-def _split_text(route: dict[str, object]) -> str:
-    split = route.get("split")
-    parts = [
-        f"version {part['version']} gets {part['weight']} %"
-        for part in (split if isinstance(split, list) else ())
-    ]
-    text = ", ".join(parts) or "no version gets traffic"
-    return text + (" (follows latest)" if route.get("latest") else "")

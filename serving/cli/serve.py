@@ -49,9 +49,7 @@ def serve(
     ] = None,
     memory_budget: Annotated[
         str | None,
-        typer.Option(
-            "--memory-budget", metavar="SIZE", help="Memory for versions, such as 12GiB; 0: 75 %."
-        ),
+        typer.Option("--memory-budget", metavar="SIZE", help="Memory for versions, such as 12GiB."),
     ] = None,
     tls_cert: Annotated[
         Path | None, typer.Option("--tls-cert", metavar="FILE", help="PEM certificate.")

@@ -33,6 +33,14 @@ alias_name = _usage(check_alias)
 selector = _usage(lambda text: str(parse_selector(text)))
 
 
+def etag(text: str) -> str:
+    """Return an ETag as the header carries it; the quotes may be left out."""
+    inner = text[1:-1] if len(text) > 1 and text[0] == text[-1] == '"' else text
+    if not (inner == "*" or (inner.isascii() and inner.isdigit())):
+        raise typer.BadParameter(f"{shown(text)} is no etag: use the number that --json shows")
+    return inner if inner == "*" else f'"{inner}"'
+
+
 def whole(low: int, high: int) -> Callable[[str], int]:
     """Return a reader of whole numbers from ``low`` to ``high``."""
 

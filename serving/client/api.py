@@ -157,45 +157,60 @@ class AdminClient(_Client):
         """Return what a load would need; changes nothing."""
         return self._post(f"{_version(name, version)}:plan", {})
 
-    def set_alias(self, name: str, alias: str, version: int, reason: str = "") -> Document:
+    def set_alias(
+        self, name: str, alias: str, version: int, reason: str = "", if_match: str | None = None
+    ) -> Document:
         """Point an alias at a READY version."""
         path = f"{_model(name)}/aliases/{quote(alias, safe='')}"
-        return document_of(
-            self.http.call("PUT", path, json={"version": version}, params=_reason(reason))
-        )
+        return self._change("PUT", path, {"version": version}, reason, if_match)
 
-    def delete_alias(self, name: str, alias: str, reason: str = "") -> Document:
+    def delete_alias(
+        self, name: str, alias: str, reason: str = "", if_match: str | None = None
+    ) -> Document:
         """Remove an alias; the version stays."""
         path = f"{_model(name)}/aliases/{quote(alias, safe='')}"
-        return document_of(self.http.call("DELETE", path, params=_reason(reason)))
+        return self._change("DELETE", path, None, reason, if_match)
 
     def route(self, name: str) -> Document:
         """Return where requests without a version go."""
         return self._get(f"{_model(name)}/route")
 
-    def set_route(self, name: str, version: int | None, reason: str = "") -> Document:
-        """Send requests without a version to ``version``; None follows the highest READY one."""
-        body: Document = {"latest": True}
-        if version is not None:
-            body = {"split": [{"version": version, "weight": 100}]}
-        return document_of(
-            self.http.call("PUT", f"{_model(name)}/route", json=body, params=_reason(reason))
-        )
+    def set_route(
+        self, name: str, body: Document, reason: str = "", if_match: str | None = None
+    ) -> Document:
+        """Send requests without a version where ``body`` says, as the admin plane takes it."""
+        return self._change("PUT", f"{_model(name)}/route", body, reason, if_match)
 
-    def delete_route(self, name: str, reason: str = "") -> Document:
+    def delete_route(self, name: str, reason: str = "", if_match: str | None = None) -> Document:
         """Remove the route, so that no version is held by it."""
-        return document_of(
-            self.http.call("DELETE", f"{_model(name)}/route", params=_reason(reason))
-        )
+        return self._change("DELETE", f"{_model(name)}/route", None, reason, if_match)
 
     def route_history(self, name: str) -> list[Document]:
         """Return the routes that were, oldest first."""
         return _list(self._get(f"{_model(name)}/route/history"), "history")
 
-    def rollback(self, name: str, to: int | None = None, reason: str = "") -> Document:
-        """Restore the route before this one, or route to version ``to``."""
+    def rollback(
+        self, name: str, to: int | None = None, reason: str = "", if_match: str | None = None
+    ) -> Document:
+        """Restore the traffic before the present one, or route to version ``to``."""
+        path = f"{_model(name)}/route:rollback"
         body: Document = {} if to is None else {"to": to}
-        return self._post(f"{_model(name)}/route:rollback", body, reason, read_timeout_s=None)
+        return self._post(path, body, reason, read_timeout_s=None, if_match=if_match)
+
+    def release(self, routes: Document, reason: str = "") -> list[Document]:
+        """Set the routes of several models, all or none; returns the routes."""
+        answer = self._change("PUT", "/admin/v1/release", {"routes": routes}, reason)
+        return _list(answer, "routes")
+
+    def settings(self, name: str) -> Document:
+        """Return what is set for one model: settings, etag."""
+        return self._get(f"{_model(name)}/settings")
+
+    def set_settings(
+        self, name: str, changes: Document, reason: str = "", if_match: str | None = None
+    ) -> Document:
+        """Change what is set for one model: a value sets, None resets, the rest stays."""
+        return self._change("PUT", f"{_model(name)}/settings", changes, reason, if_match)
 
     def delete_version(self, name: str, version: int, reason: str = "") -> Document:
         """Remove a version that is not loaded, routed or aliased."""
@@ -289,14 +304,32 @@ class AdminClient(_Client):
         *,
         wait: float | None = None,
         read_timeout_s: float | None = READ_TIMEOUT_S,
+        if_match: str | None = None,
     ) -> Document:
         params: dict[str, str | float] = dict(_reason(reason))
         if wait is not None:
             params["wait"] = wait
         # What reads the whole store or loads a version is bounded by the server, not by us.
         timeout_s = 3600.0 if read_timeout_s is None else read_timeout_s
-        response = self.http.call("POST", path, json=body, params=params, read_timeout_s=timeout_s)
+        response = self.http.call(
+            "POST", path, json=body, params=params, headers=_guard(if_match),
+            read_timeout_s=timeout_s,
+        )  # fmt: skip
         return document_of(response)
+
+    def _change(
+        self,
+        method: str,
+        path: str,
+        body: Document | None,
+        reason: str,
+        if_match: str | None = None,
+    ) -> Document:
+        return document_of(
+            self.http.call(
+                method, path, json=body, params=_reason(reason), headers=_guard(if_match)
+            )
+        )
 
 
 class DataClient(_Client):
@@ -334,6 +367,10 @@ class DataClient(_Client):
             kind = "versions" if selector.isdigit() else "labels"
             path += f"/{kind}/{quote(selector, safe='')}"
         return self.http.call("POST", f"{path}:predict", json=body)
+
+
+def _guard(if_match: str | None) -> dict[str, str]:
+    return {"if-match": if_match} if if_match else {}
 
 
 def _list(document: Document, key: str) -> list[Document]:

@@ -31,7 +31,8 @@ from serving.codec.parse import kind_of, shown_json
 Locate: TypeAlias = Callable[[int], str]
 
 EXACT_DOUBLE: Final = 2**53
-_PACK_CODES: Final = {"FP16": "e", "FP32": "f", "FP64": "d"}
+PACK_CODES: Final = {"FP16": "e", "FP32": "f", "FP64": "d"}
+_LITTLE_ENDIAN: Final = {code: np.dtype(f"<f{struct.calcsize(code)}") for code in "efd"}
 _NUMBER_TYPES: Final = frozenset({int, float, type(None)})
 _INT_TYPES: Final = frozenset({int})
 _BOOL_TYPES: Final = frozenset({bool})
@@ -48,7 +49,7 @@ def from_flat(
     Raises InvalidInput naming the first wrong element, its value and what is allowed.
     """
     kinds = set(map(type, values))
-    if datatype in _PACK_CODES:
+    if datatype in PACK_CODES:
         if kinds <= _NUMBER_TYPES:
             return _floats(values, type(None) in kinds, datatype, locate)
     elif datatype == "BYTES":
@@ -105,14 +106,14 @@ def nested_shape(data: object, where: str, max_nesting: int) -> tuple[int, ...]:
 
 def _floats(values: list[Any], has_null: bool, datatype: str, locate: Locate) -> Array:
     numbers = [math.nan if value is None else value for value in values] if has_null else values
-    code = _PACK_CODES[datatype]
+    code = PACK_CODES[datatype]
     try:
         # Rounds to nearest as numpy does, in a quarter of the time for one row. "<" makes it raise
         # where a number becomes infinite; the native order does not.
         packed = struct.pack(f"<{len(numbers)}{code}", *numbers)
     except (OverflowError, struct.error):
         raise _overflow(numbers, datatype, locate) from None
-    return np.frombuffer(packed, dtype=numpy_dtype(datatype).newbyteorder("<"))
+    return np.frombuffer(packed, _LITTLE_ENDIAN[code])
 
 
 def _overflow(numbers: list[Any], datatype: str, locate: Locate) -> InvalidInput:
@@ -126,7 +127,7 @@ def _overflow(numbers: list[Any], datatype: str, locate: Locate) -> InvalidInput
 
 def _is_packable(number: float, datatype: str) -> bool:
     try:
-        struct.pack("<" + _PACK_CODES[datatype], number)
+        struct.pack("<" + PACK_CODES[datatype], number)
     except (OverflowError, struct.error):
         return False
     return True
@@ -173,7 +174,7 @@ def _first_misfit(values: list[Any], datatype: str, locate: Locate) -> InvalidIn
 
 
 def _is_fitting(value: object, datatype: str) -> bool:
-    if datatype in _PACK_CODES:
+    if datatype in PACK_CODES:
         return type(value) in _NUMBER_TYPES
     if type(value) is float:
         value = int(value) if math.isfinite(value) and value.is_integer() else None
@@ -197,7 +198,7 @@ def _allowed(value: object, datatype: str) -> str:
             f"{datatype} takes numbers: send a date or time as the number that the model was "
             "trained with, such as days since 1970-01-01"
         )
-    if datatype in _PACK_CODES:
+    if datatype in PACK_CODES:
         return f"{datatype} takes numbers, and null for a missing one"
     return f"{datatype} takes integers within {_range(datatype)}"
 

@@ -34,7 +34,7 @@ class OutputWish:
     classification: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class InferCall:
     """A request that is right in all that can be known without running the graph.
 
@@ -82,6 +82,18 @@ def decode_infer(
             f"header {binary.LENGTH_HEADER}: {json_length} is not allowed: "
             f"use 0 to the size of the body, {len(body)} bytes"
         )
+    return decode_document(document, tail, signature, limits, is_batchable=is_batchable)
+
+
+def decode_document(
+    document: dict[str, Any],
+    tail: memoryview,
+    signature: Signature,
+    limits: Limits,
+    *,
+    is_batchable: bool,
+) -> InferCall:
+    """Return the call in a document that is parsed already; ``tail``: the binary part after it."""
     call_id = document.get("id")
     if call_id is not None and type(call_id) is not str:
         raise InvalidInput(f"id: expected a string, got {kind_of(call_id)}")

@@ -9,36 +9,37 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Any
 
-from registry import desired
+from registry import desired, plan
 from registry.budget import Plan
-from registry.desired import Alias, DesiredState, ModelState
-from registry.errors import Conflict, NotFound
+from registry.desired import ModelState
+from registry.errors import Conflict
 from registry.events import Event, utc_now
-from registry.ident import check_alias, shown
+from registry.ident import digest_hex
 from registry.lifecycle import State
 from registry.manifest import Manifest
-from registry.rollout import Route, Stamp
 from registry.store import GcReport, Store, VerifyReport, VersionRecord
 from serving.auth import SERVER, Actor
 from serving.control.ledger import Ledger
 from serving.control.operations import Operation, Operations
+from serving.control.plan_runner import PlanRunner
+from serving.control.residency import Residency
 from serving.control.rolling import RollingRestart
 from serving.control.state_writer import Note, StateWriter
-from serving.control.version_loads import PLANNED, Inspector, VersionLoads, refuse_restoring
+from serving.control.traffic_control import TrafficControl
+from serving.control.version_loads import PLANNED, Inspector, VersionLoads
 from serving.fleet import Fleet, WorkerInfo
 from serving.machine import read_machine
 from serving.settings import Settings
 
 _log = logging.getLogger(__name__)
-# A change of route is answered when no worker routes by the old one any more, or after this.
-ROUTED_TIMEOUT_S: Final = 5.0
 
 
 class ControlPlane:
     """The single writer and all it needs. ``start`` before anything else, ``close`` at the end.
 
+    ``traffic``: routes, aliases and settings.
     ``inspect``: blocking, see Inspector. ``budget_bytes``: what loaded versions may take.
     ``workers``: how many worker processes each hold a version's private memory.
     ``available_bytes``: what the machine has left now.
@@ -59,15 +60,25 @@ class ControlPlane:
         self.fleet = fleet
         self.writer = StateWriter(store, fleet)
         self.ledger = Ledger(self.writer, budget_bytes, workers)
+        self.residency = Residency(
+            lambda digest: store.objects_dir / digest_hex(digest),
+            bytes_per_s=settings.prefault_bytes_per_s,
+            is_locking=settings.memory_lock == "auto",
+            threads=settings.concurrent_loads,
+        )
+        self._residency_check_s = settings.residency_check_s
         self.operations = Operations(utc_now)
         self.loads = VersionLoads(
             self.writer,
             self.ledger,
+            self.residency,
             inspect,
+            concurrent_loads=settings.concurrent_loads,
             inspect_memory_bytes=settings.inspect_memory,
             load_timeout_s=settings.load_timeout_s,
             drain_timeout_s=settings.drain_timeout_s,
         )
+        self.traffic = TrafficControl(self.writer, PlanRunner(self.writer, self.load, self.unload))
         self._rolling = RollingRestart(self.writer, self.ledger, fleet, available_bytes)
         self._upgrade: Callable[[], Awaitable[None]] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -88,6 +99,8 @@ class ControlPlane:
         self.fleet.on_quarantine(self._on_quarantine)
         await writer.announce()
         self._restore = self._spawn(self.loads.restore(), "restore")
+        if self._residency_check_s:
+            self._spawn(self._keep_resident(), "residency")
 
     async def restored(self) -> None:
         """Return when everything that was loaded before the start is READY or FAILED."""
@@ -100,6 +113,7 @@ class ControlPlane:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
+        self.residency.close()
         await self.writer.close()
 
     async def before_respawn(self) -> None:
@@ -136,8 +150,14 @@ class ControlPlane:
     async def publish(
         self, manifest: Manifest, actor: Actor, reason: str = ""
     ) -> tuple[VersionRecord, bool]:
-        """Store a version whose objects are all there; False: it was there already."""
-        return await self.writer.publish_version(manifest, actor, reason)
+        """Store a version whose objects are all there; False: it was there already.
+
+        Before it returns, old versions of the model go that are more than it retains.
+        """
+        record, is_new = await self.writer.publish_version(manifest, actor, reason)
+        if is_new:
+            await self._retain(record.model, record.version)
+        return record, is_new
 
     async def delete(self, model: str, version: int, actor: Actor, reason: str = "") -> None:
         """Remove a version that is not loaded, named, or being worked on."""
@@ -152,99 +172,6 @@ class ControlPlane:
                 "UNLOADED"
             )
         await self.writer.delete_version(model, version, actor, reason)
-
-    # Aliases and routes
-
-    async def set_alias(
-        self, model: str, alias: str, version: int, actor: Actor, reason: str = "",
-        if_match: str | None = None,
-    ) -> tuple[Alias, int | None]:  # fmt: skip
-        """Let an alias name a READY version; return it and the version it named before."""
-        self.writer.record(model, version)
-        refuse_restoring(self.writer, (model, version))
-        before, after = await self._change(
-            Note("alias", model, version, actor, reason),
-            lambda s, stamp: desired.set_alias(s, model, alias, version, stamp),
-            lambda m: m.aliases[alias].etag if alias in m.aliases else None,
-            if_match,
-        )
-        old = before.aliases.get(alias)
-        return after.aliases[alias], old.version if old is not None else None
-
-    async def delete_alias(
-        self, model: str, alias: str, actor: Actor, reason: str = "", if_match: str | None = None
-    ) -> int:
-        """Remove an alias and return the version it named."""
-        self.writer.versions(model)
-        check_alias(alias)
-        before, _ = await self._change(
-            Note("alias_deleted", model, None, actor, reason),
-            lambda s, _: desired.delete_alias(s, model, alias),
-            lambda m: m.aliases[alias].etag if alias in m.aliases else None,
-            if_match,
-        )
-        return before.aliases[alias].version
-
-    def route(self, model: str) -> Route:
-        """Return a model's route, or raise NotFound."""
-        self.writer.versions(model)
-        route = self.model(model).route
-        if route is None:
-            raise NotFound(f"{model} has no route: the first version loaded becomes it")
-        return route
-
-    async def set_route(
-        self, model: str, version: int | None, actor: Actor, reason: str = "",
-        if_match: str | None = None,
-    ) -> Route:  # fmt: skip
-        """Route to a READY version; None follows the highest READY one from now on."""
-        self.writer.versions(model)
-        if version is not None:
-            self.writer.record(model, version)
-            refuse_restoring(self.writer, (model, version))
-
-        def apply(state: DesiredState, stamp: Stamp) -> DesiredState:
-            if version is None:
-                return desired.follow_latest(state, model, stamp)
-            return desired.set_route(state, model, version, stamp)
-
-        note = Note("route", model, version, actor, reason)
-        _, after = await self._change(note, apply, _route_etag, if_match)
-        return _present(after.route)
-
-    async def rollback(
-        self, model: str, to: int | None, actor: Actor, reason: str = "",
-        if_match: str | None = None,
-    ) -> Route:  # fmt: skip
-        """Route to the previous version, or to one the route has been at; load it if need be."""
-        self.writer.versions(model)
-        _check_etag(model, self.model(model), _route_etag, if_match)
-        version = desired.rollback_target(self.writer.state, model, to)
-        self.writer.record(model, version)
-        if self.writer.status((model, version))[0] is not State.READY:
-            operation = self.load(model, version, actor, reason)
-            await operation.wait()
-            if operation.error is not None:
-                raise operation.error
-        _, after = await self._change(
-            Note("rollback", model, version, actor, reason),
-            lambda s, stamp: desired.set_route(s, model, version, stamp),
-            _route_etag,
-            if_match,
-        )
-        return _present(after.route)
-
-    async def delete_route(
-        self, model: str, actor: Actor, reason: str = "", if_match: str | None = None
-    ) -> None:
-        """Remove the route, so that its versions can be unloaded."""
-        self.writer.versions(model)
-        await self._change(
-            Note("route_deleted", model, None, actor, reason),
-            lambda s, _: desired.delete_route(s, model),
-            _route_etag,
-            if_match,
-        )
 
     # The workers
 
@@ -339,30 +266,16 @@ class ControlPlane:
         else:
             self.operations.end(operation)
 
-    async def _change(
-        self,
-        note: Note,
-        apply: Callable[[DesiredState, Stamp], DesiredState],
-        etag_of: Callable[[ModelState], str | None],
-        if_match: str | None,
-    ) -> tuple[ModelState, ModelState]:
-        """Apply a change to one model if it still is what the caller saw; return before, after.
-
-        Returns when every worker routes by it, so that a client who was told sees it everywhere.
-        """
-        name = note.model or ""
-
-        def guarded(state: DesiredState, stamp: Stamp) -> DesiredState:
-            _check_etag(name, state.model(name), etag_of, if_match)
-            return apply(state, stamp)
-
-        before, after = await self.writer.change(guarded, note)
-        try:
-            await self.fleet.taken(after.generation, ROUTED_TIMEOUT_S)
-        except TimeoutError as error:
-            # It is durable and published; a worker that hangs is replaced, with this in its target.
-            _log.warning("%s of %s acknowledged without all workers: %s", note.kind, name, error)
-        return before.model(name), after.model(name)
+    async def _retain(self, model: str, published: int) -> None:
+        """Delete old versions beyond those that the model retains; a failure costs a warning."""
+        states = {v: self.status(model, v)[0] for v in self.writer.versions(model)}
+        for version in plan.expired(self.model(model), model, states, published):
+            reason = f"retain: too old beside version {published}"
+            try:
+                await self.delete(model, version, SERVER, reason)
+            except PLANNED as error:
+                # It is in use again, or the disk fails: the next publish tries once more.
+                _log.warning("%s/%d is retained: %s", model, version, error)
 
     def _present(self, model: str) -> list[int]:
         """Return the versions that hold memory, are about to, or FAILED."""
@@ -379,6 +292,13 @@ class ControlPlane:
                 f"{model}/{version} cannot be deleted: its {operation.kind} is under way "
                 f"(operation {operation.id}): try again when it has ended"
             )
+
+    async def _keep_resident(self) -> None:
+        """Bring evicted weights back now and then; what cannot be read any more FAILS."""
+        while True:
+            await asyncio.sleep(self._residency_check_s)
+            if await self.residency.check():
+                await self.loads.check_objects()
 
     async def _fail_at_start(self, key: desired.Key, reason: str) -> None:
         note = Note("restore_failed", *key, SERVER, reason)
@@ -399,30 +319,3 @@ class ControlPlane:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("task %s ended", task.get_name(), exc_info=error)
-
-
-def _present(route: Route | None) -> Route:
-    if route is None:
-        raise NotFound("the route was removed at the same moment")
-    return route
-
-
-def _route_etag(model: ModelState) -> str | None:
-    return model.route.etag if model.route is not None else None
-
-
-def _check_etag(
-    name: str,
-    model: ModelState,
-    etag_of: Callable[[ModelState], str | None],
-    if_match: str | None,
-) -> None:
-    if if_match is None:
-        return
-    present = etag_of(model)
-    wanted = [tag.strip() for tag in if_match.split(",")]
-    if present is None or ("*" not in wanted and present not in wanted):
-        now = f"is {present} now" if present is not None else "does not exist now"
-        raise Conflict(
-            f"{name}: If-Match {shown(if_match)}: what it guards {now}: read it and try again"
-        )

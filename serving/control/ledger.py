@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from models.servable import Inspection
 from registry import budget
 from registry.budget import Footprint, Plan
 from registry.desired import Key
-from registry.manifest import Manifest
 from registry.store import VersionRecord
 from serving.control.state_writer import StateWriter
 
@@ -16,33 +17,79 @@ from serving.control.state_writer import StateWriter
 class VersionMemory:
     """Bytes of one version; ``unique`` and ``shared`` divide the weights of a loaded one.
 
+    ``object_bytes``: all objects that are kept in RAM for it, graph and packed weights included.
+    ``shared_with``: the loaded versions that hold some of the same weights.
     ``private_bytes_per_worker``: None before the first load measured it.
+    ``mode``: how workers hold the weights, with the reason; empty for what is not loaded.
     """
 
     disk_bytes: int
     weight_bytes: int
+    object_bytes: int
     unique_bytes: int
     shared_bytes: int
+    shared_with: tuple[Key, ...]
     private_bytes_per_worker: int | None
+    mode: str = ""
+    mode_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Unload:
+    """What an unload left behind. ``unreleased_bytes``: None where it cannot be told, see reason.
+
+    ``reason`` may also say what the number stands on.
+    """
+
+    key: Key
+    unreleased_bytes: int | None
+    reason: str = ""
 
 
 class Ledger:
     """Sums made anew from the state each time they are asked for.
 
     Private memory is the most that the inspection or a worker ever measured for a version, for a
-    version never changes. A draining version is counted until every worker gave it back.
+    version never changes. A load under way is counted from its admission on, a draining version
+    until every worker gave it back.
     """
 
     def __init__(self, writer: StateWriter, budget_bytes: int, workers: int) -> None:
         self.budget_bytes = budget_bytes
         self.workers = workers
+        self.last_unload: Unload | None = None
         self._writer = writer
         self._measured: dict[Key, int] = {}
+        self._resident: dict[Key, Mapping[str, int]] = {}
+        self._reserved: dict[Key, Footprint] = {}
         self._leaving: dict[Key, Footprint] = {}
 
     def measure(self, key: Key, private_bytes: int) -> None:
         """Note what the inspection or a worker measured for a version."""
         self._measured[key] = max(self._measured.get(key, 0), private_bytes)
+
+    def inspected(self, key: Key, inspection: Inspection) -> None:
+        """Note what an inspection found; later plans of the version know it, too."""
+        self.measure(key, inspection.private_bytes)
+        if inspection.resident:
+            self._resident[key] = inspection.resident
+
+    def reserve(self, key: Key) -> Plan:
+        """Count a version from now on until ``unreserve``, or raise OverBudget and do not.
+
+        Called again when more is known of it. Loads at the same time see each other's reservations.
+        """
+        held = self.held()
+        if key in self._reserved:
+            del held[key]
+        new = self._footprint(self._writer.record(*key))
+        plan = budget.admit(self.budget_bytes, held, key, new, self.workers, self._evictable(held))
+        self._reserved[key] = new
+        return plan
+
+    def unreserve(self, key: Key) -> None:
+        """Stop counting a load that ended: what it loaded is in the state by now."""
+        self._reserved.pop(key, None)
 
     def leave(self, key: Key) -> None:
         """Go on counting a version that is about to leave the state, until ``forget``."""
@@ -51,34 +98,29 @@ class Ledger:
             self._leaving[key] = found
             # What the state knew of it goes with it; a later plan shall still know.
             self.measure(key, found.private_bytes_per_worker or 0)
+            self._resident[key] = found.objects
 
     def forget(self, key: Key) -> None:
         """Stop counting a version that every worker gave back."""
         self._leaving.pop(key, None)
 
     def held(self) -> dict[Key, Footprint]:
-        """Return what is reserved now: all that is wanted and all that is still leaving."""
+        """Return what is reserved now: what is wanted, being loaded, or still leaving."""
         writer = self._writer
-        held = dict(self._leaving)
+        held = {**self._leaving, **self._reserved}
         for key, entry in writer.state.loaded.items():
-            manifest = writer.records[key[0]][key[1]].manifest
-            found = writer.inspection(key, entry.inspection).private_bytes
-            private = max(found, self._measured.get(key, 0))
-            held[key] = budget.footprint(manifest, private)
+            inspection = writer.inspection(key, entry.inspection)
+            private = max(inspection.private_bytes, self._measured.get(key, 0))
+            record = writer.records[key[0]][key[1]]
+            held[key] = Footprint(inspection.resident or objects_of(record), private)
         return held
 
     def plan(self, record: VersionRecord) -> Plan:
         """Return what loading the version would take, by what is known of it; changes nothing."""
         key = (record.model, record.version)
         held = self.held()
-        new = held.get(key) or budget.footprint(record.manifest, self._measured.get(key))
-        graph_bytes = record.disk_bytes - record.manifest.weight_bytes
-        return budget.plan(self.budget_bytes, held, key, new, self.workers, graph_bytes)
-
-    def admit(self, key: Key, manifest: Manifest) -> None:
-        """Raise OverBudget unless the version fits beside what is held."""
-        new = budget.footprint(manifest, self._measured.get(key))
-        budget.admit(self.budget_bytes, self.held(), key, new, self.workers)
+        new = held.get(key) or self._footprint(record)
+        return budget.plan(self.budget_bytes, held, key, new, self.workers, self._evictable(held))
 
     def admit_again(self, key: Key, waiting: set[Key]) -> None:
         """Raise OverBudget unless a version of the state fits beside those already brought back."""
@@ -91,31 +133,86 @@ class Ledger:
         """Return the sum of all reservations."""
         return budget.committed_bytes(self.held(), self.workers)
 
-    def unreleased_bytes(self) -> int:
-        """Return what versions that were unloaded still hold."""
+    def leaving_bytes(self) -> int:
+        """Return what versions that are being unloaded still hold."""
         held = self.held()
         staying = {key: item for key, item in held.items() if key not in self._leaving}
         return budget.committed_bytes(held, self.workers) - budget.committed_bytes(
             staying, self.workers
         )
 
+    def unreleased_bytes(self) -> int | None:
+        """Return what unloads under way still hold and the last one left; None: not measurable."""
+        leaving = self.leaving_bytes()
+        if leaving or self.last_unload is None:
+            return leaving
+        return self.last_unload.unreleased_bytes
+
+    def own_objects(self, key: Key) -> frozenset[str]:
+        """Return the digests of a version that no other held version needs."""
+        held = self.held()
+        mine = held.pop(key, None) or self._footprint(self._writer.record(*key))
+        others: set[str] = set()
+        for item in held.values():
+            others |= item.objects.keys()
+        return frozenset(mine.objects.keys() - others)
+
     def at_rest(self, record: VersionRecord) -> VersionMemory:
         """Return the memory of a version that holds none now; a load would bring it back."""
         private = self._measured.get((record.model, record.version))
-        return VersionMemory(record.disk_bytes, record.manifest.weight_bytes, 0, 0, private)
+        return VersionMemory(record.disk_bytes, record.manifest.weight_bytes, 0, 0, 0, (), private)
 
     def versions(self) -> dict[Key, VersionMemory]:
         """Return the memory of every version that holds some."""
-        held = self.held()
-        shares = budget.shares(held)
-        return {
-            key: VersionMemory(
-                disk_bytes=self._writer.records[key[0]][key[1]].disk_bytes,
-                weight_bytes=item.weight_bytes,
-                unique_bytes=shares[key].unique_bytes,
-                shared_bytes=shares[key].shared_bytes,
-                private_bytes_per_worker=item.private_bytes_per_worker,
-            )
-            for key, item in sorted(held.items())
+        held = {
+            key: item for key, item in sorted(self.held().items())
             if key[1] in self._writer.records.get(key[0], {})
-        }
+        }  # fmt: skip
+        shares = budget.shares({key: weights_of(self._writer.record(*key)) for key in held})
+        return {key: self._memory(key, item, shares[key]) for key, item in held.items()}
+
+    def _memory(self, key: Key, item: Footprint, shares: budget.Shares) -> VersionMemory:
+        record = self._writer.records[key[0]][key[1]]
+        entry = self._writer.state.loaded.get(key)
+        inspection = None if entry is None else self._writer.inspection(key, entry.inspection)
+        return VersionMemory(
+            disk_bytes=record.disk_bytes,
+            weight_bytes=record.manifest.weight_bytes,
+            object_bytes=item.object_bytes,
+            unique_bytes=shares.unique_bytes,
+            shared_bytes=shares.shared_bytes,
+            shared_with=shares.others,
+            private_bytes_per_worker=item.private_bytes_per_worker,
+            mode=inspection.mode if inspection else "",
+            mode_reason=inspection.mode_reason if inspection else "",
+        )
+
+    def _footprint(self, record: VersionRecord) -> Footprint:
+        key = (record.model, record.version)
+        objects = self._resident.get(key) or objects_of(record)
+        return Footprint(objects, self._measured.get(key))
+
+    def _evictable(self, held: Iterable[Key]) -> list[Key]:
+        """Return the versions that answer nobody: no route, alias or rollback names them."""
+        state = self._writer.state
+        return [
+            key for key in held
+            if (entry := state.loaded.get(key)) is not None and entry.is_serving
+            and not state.model(key[0]).holders(*key)
+        ]  # fmt: skip
+
+
+def weights_of(record: VersionRecord) -> dict[str, int]:
+    """Return the tensors of a version, digest to bytes."""
+    return {entry.digest: entry.size_bytes for entry in record.manifest.tensors}
+
+
+def objects_of(record: VersionRecord) -> dict[str, int]:
+    """Return the graph and tensors of a version, digest to bytes.
+
+    The manifest does not say how large its graph is; what is left of the disk space is it.
+    """
+    objects = weights_of(record)
+    if record.manifest.graph not in objects:
+        objects[record.manifest.graph] = max(0, record.disk_bytes - sum(objects.values()))
+    return objects

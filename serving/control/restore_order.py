@@ -35,10 +35,10 @@ def restore_batches(writer: StateWriter) -> list[list[Key]]:
 def _rank(writer: StateWriter, key: Key) -> int:
     model = writer.state.model(key[0])
     route = model.route
-    if route is not None and route.version == key[1]:
+    if route is not None and route.traffic.weight_of(key[1]):
         return 0
     if any(alias.version == key[1] for alias in model.aliases.values()):
         return 1
-    if route is not None and route.previous == key[1]:
+    if route is not None and route.is_previous(key[1]):
         return 2
     return 3

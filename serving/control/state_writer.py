@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from models.servable import Inspection, parse_inspection
-from registry import desired
+from registry import desired, state_document
 from registry.desired import DesiredState, Key, ModelState
 from registry.errors import NotFound, RegistryError
 from registry.events import Event, parse_event, utc_now
 from registry.ident import check_model_name, shown
 from registry.lifecycle import State
 from registry.manifest import Json, JsonObject, Manifest
+from registry.model_settings import ModelSettings
+from registry.plan import Change, Check
 from registry.rollout import Stamp
 from registry.store import Store, VersionRecord
-from registry.traffic import Traffic
 from serving.auth import Actor
 from serving.fleet import Fleet
 from serving.target import CatalogEntry, Target, TargetVersion
@@ -30,6 +31,7 @@ from serving.target import CatalogEntry, Target, TargetVersion
 DOCUMENT: Final = "state"
 _NO_SIGNATURE: Final[JsonObject] = {"inputs": [], "outputs": []}
 MAX_REASON_CHARS: Final = 1000
+NO_SETTINGS: Final = ModelSettings()
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
@@ -67,15 +69,14 @@ class StateWriter:
         self._lock = asyncio.Lock()
         self._commits: set[asyncio.Task[Any]] = set()
         self._inspections: dict[Key, tuple[JsonObject, Inspection]] = {}
-        self._unlogged: Event | None = None
+        self._unlogged: list[Event] = []
 
     async def open(self) -> None:
         """Read what was persisted and finish what a crash cut short. Publishes nothing."""
         document = await asyncio.to_thread(self.store.read_document, DOCUMENT)
         if document is not None:
-            self.state = desired.parse(document)
-        if self.state.last_event is not None:
-            event = parse_event(self.state.last_event)
+            self.state = state_document.parse(document)
+        for event in map(parse_event, self.state.last_events):
             await asyncio.to_thread(self.store.events.append_if_missing, event)
             if event.kind == "delete" and event.model is not None and event.version is not None:
                 await self._finish_delete(event.model, event.version)
@@ -125,7 +126,19 @@ class StateWriter:
         Without ``note`` no event is recorded. What changes nothing is neither written nor
         recorded. Once begun it runs to its end, even if the caller is cancelled.
         """
-        return await self._exclusively(self._change(apply, note))
+        if note is None:
+            return await self._exclusively(self._change_silently(apply))
+        change = Change(note.kind, note.model or "", note.version, apply)
+        return await self._exclusively(self._change([change], note.actor, note.reason))
+
+    async def change_all(
+        self, changes: Sequence[Change], actor: Actor, reason: str, checks: Sequence[Check] = ()
+    ) -> tuple[DesiredState, DesiredState]:
+        """Apply changes as one generation, each with an event of its own, or none of them.
+
+        ``checks`` see the states before and after, and refuse all of it by raising.
+        """
+        return await self._exclusively(self._change(changes, actor, reason, checks))
 
     async def publish_version(
         self, manifest: Manifest, actor: Actor, reason: str
@@ -171,7 +184,7 @@ class StateWriter:
             generation=state.generation,
             versions=versions,
             routes={
-                name: Traffic.whole(model.route.version)
+                name: model.route.traffic
                 for name, model in state.models.items()
                 if model.route is not None
             },
@@ -182,6 +195,11 @@ class StateWriter:
             },
             catalog=self._catalog(),
             is_restored=self.is_restored,
+            settings={
+                name: model.settings
+                for name, model in state.models.items()
+                if model.settings != NO_SETTINGS
+            },
         )
 
     def inspection(self, key: Key, document: JsonObject) -> Inspection:
@@ -230,43 +248,61 @@ class StateWriter:
             await asyncio.wait(self._commits)
 
     async def _change(
-        self, apply: Callable[[DesiredState, Stamp], DesiredState], note: Note | None
+        self, changes: Sequence[Change], actor: Actor, reason: str, checks: Sequence[Check] = ()
     ) -> tuple[DesiredState, DesiredState]:
-        before, stamp = self.state, self._stamp(note)
-        after = apply(before, stamp)
+        before = after = self.state
+        events: list[Event] = []
+        for change in changes:
+            note = Note(change.kind, change.model or None, change.version, actor, reason)
+            stamp = self._stamp(note, ahead=len(events))
+            old, after = after, change.apply(after, stamp)
+            if after is not old:
+                events.append(_event(note, stamp, *_difference(old, after, note.model)))
+        for check in checks:
+            check(before, after)
         if after is before:
             return before, after
-        event = None
-        if note is not None:
-            event = _event(note, stamp, *_difference(before, after, note.model))
-        await self._commit(after, event)
+        await self._switch(desired.at_once(before, after), events)
+        return before, self.state
+
+    async def _change_silently(
+        self, apply: Callable[[DesiredState, Stamp], DesiredState]
+    ) -> tuple[DesiredState, DesiredState]:
+        before = self.state
+        after = apply(before, self._stamp(None))
+        if after is not before:
+            await self._switch(after, [])
+        return before, self.state
+
+    async def _switch(self, after: DesiredState, events: Sequence[Event]) -> None:
+        before = self.state
+        await self._commit(after, events)
         self.swaps += _moved_routes(before, after)
         self.fleet.publish(self.target())
-        return before, self.state
 
     async def _announce(self) -> None:
         self.state = desired.touched(self.state)
         self.fleet.publish(self.target())
 
-    async def _commit(self, after: DesiredState, event: Event | None) -> None:
+    async def _commit(self, after: DesiredState, events: Sequence[Event]) -> None:
         await self._log_late()
-        if event is not None:
-            after = desired.with_event(after, event.to_json())
-        await asyncio.to_thread(self.store.write_document, DOCUMENT, desired.to_json(after))
+        if events:
+            after = desired.with_events(after, tuple(event.to_json() for event in events))
+        document = state_document.to_json(after)
+        await asyncio.to_thread(self.store.write_document, DOCUMENT, document)
         self.state = after
         self._inspections = {k: v for k, v in self._inspections.items() if k in after.loaded}
-        if event is not None:
-            self._unlogged = event
-            try:
-                await self._log_late()
-            except RegistryError:
-                # The change itself is durable, its event inside; the next one appends it first.
-                _log.exception("event %d could not be appended yet", event.seq)
+        self._unlogged.extend(events)
+        try:
+            await self._log_late()
+        except RegistryError:
+            # The change itself is durable, its events inside; the next one appends them first.
+            _log.exception("event %d could not be appended yet", self._unlogged[0].seq)
 
     async def _log_late(self) -> None:
-        if self._unlogged is not None:
-            await asyncio.to_thread(self.store.events.append_if_missing, self._unlogged)
-            self._unlogged = None
+        while self._unlogged:
+            await asyncio.to_thread(self.store.events.append_if_missing, self._unlogged[0])
+            del self._unlogged[0]
 
     async def _publish_version(
         self, manifest: Manifest, actor: Actor, reason: str
@@ -288,9 +324,10 @@ class StateWriter:
         note = Note("delete", model, version, actor, reason)
         before: JsonObject = {"digest": record.digest if record is not None else None}
         event = _event(note, self._stamp(note), before, None)
-        after = desired.delete(self.state, model, version)
+        is_last = not self.records.get(model, {}).keys() - {version}
+        after = desired.delete(self.state, model, version, is_last=is_last)
         # The event is durable first: a start after a crash here finishes the deletion.
-        await self._commit(after, event)
+        await self._commit(after, [event])
         await self._finish_delete(model, version)
         if record is not None:
             del self.records[model][version]
@@ -299,7 +336,7 @@ class StateWriter:
         self.fleet.publish(self.target())
 
     async def _record_event(self, note: Note, after: Json) -> None:
-        await self._commit(self.state, _event(note, self._stamp(note), None, after))
+        await self._commit(self.state, [_event(note, self._stamp(note), None, after)])
 
     async def _finish_delete(self, model: str, version: int) -> None:
         try:
@@ -307,15 +344,15 @@ class StateWriter:
         except NotFound:
             return
 
-    def _stamp(self, note: Note | None) -> Stamp:
+    def _stamp(self, note: Note | None, ahead: int = 0) -> Stamp:
         who, address, reason = ("", "", "")
         if note is not None:
             who, address = note.actor.name, note.actor.address
             reason = note.reason[:MAX_REASON_CHARS]
-        return Stamp(self._next_seq(), utc_now(), who, address, reason)
+        return Stamp(self._next_seq() + ahead, utc_now(), who, address, reason)
 
     def _next_seq(self) -> int:
-        late = self._unlogged.seq if self._unlogged is not None else 0
+        late = self._unlogged[-1].seq if self._unlogged else 0
         return max(self.store.events.last_seq, late) + 1
 
     def _read_records(self) -> dict[str, dict[int, VersionRecord]]:
@@ -342,9 +379,9 @@ def _difference(before: DesiredState, after: DesiredState, name: str | None) -> 
 
 
 def _moved_routes(before: DesiredState, after: DesiredState) -> int:
-    """Return how many models' traffic goes to another version than before."""
+    """Return how many models' requests are answered by other versions, or other parts of them."""
     return sum(
-        route is not None and old is not None and route.version != old.version
+        route is not None and old is not None and route.traffic.split != old.traffic.split
         for name, model in after.models.items()
         for route, old in ((model.route, before.model(name).route),)
     )
@@ -353,12 +390,10 @@ def _moved_routes(before: DesiredState, after: DesiredState) -> int:
 def _facts(model: ModelState) -> JsonObject:
     ready: list[Json] = [v for v in sorted(model.loaded) if model.loaded[v].is_serving]
     failed: JsonObject = {str(version): reason for version, reason in model.failed.items()}
-    route = model.route
     return {
         "ready": ready,
         "failed": failed,
         "aliases": {name: alias.version for name, alias in sorted(model.aliases.items())},
-        "route": None if route is None else {
-            "version": route.version, "latest": route.is_latest, "previous": route.previous,
-        },
-    }  # fmt: skip
+        "route": None if model.route is None else model.route.facts(),
+        "settings": model.settings.to_json(),
+    }

@@ -1,8 +1,9 @@
 """How versions come into memory and leave it: load, unload, restore after a start, failure.
 
-A load goes: verify the objects, inspect in a throwaway child, admit to the budget, let every
-worker map it without answering, then let it answer in all of them at once. Until the last step
-nothing that serves knows of it, so a load that fails changes nothing but its own version.
+A load goes: verify the objects, inspect in a throwaway child, admit to the budget, bring every byte
+into RAM, let every worker map it without answering, then let it answer in all of them at once.
+Until the last step nothing that serves knows of it, so a load that fails changes nothing but its
+own version.
 """
 
 from __future__ import annotations
@@ -10,26 +11,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from models.errors import LoadFailed, ModelsError
+from models.memory import mapped_bytes
 from models.servable import Inspection
 from registry import desired
 from registry.desired import DesiredState, Key
 from registry.errors import Conflict, RegistryError
+from registry.ident import digest_hex
 from registry.lifecycle import State
 from registry.manifest import Manifest
 from registry.rollout import Stamp
 from serving.auth import SERVER, Actor
-from serving.control.ledger import Ledger
+from serving.control.ledger import Ledger, Unload, objects_of
 from serving.control.operations import Operation
+from serving.control.packed_forms import PackedForms
+from serving.control.residency import Residency
 from serving.control.restore_order import restore_batches
 from serving.control.state_writer import Note, StateWriter
 from serving.errors import DeadlineExpired, ServingError, message_of
-from serving.fleet import VersionReport
+from serving.fleet import SERVING, VersionReport
 
 # How much longer than the drain itself an unload waits for the workers to say that it is over.
 DRAIN_GRACE_S: Final = 30.0
@@ -41,25 +47,29 @@ Inspector = Callable[[Manifest, int], Inspection]
 
 
 class VersionLoads:
-    """Runs one load at a time, and one operation at a time on each version."""
+    """Runs a few loads at a time, and one operation at a time on each version."""
 
     def __init__(
         self,
         writer: StateWriter,
         ledger: Ledger,
+        residency: Residency,
         inspect: Inspector,
         *,
+        concurrent_loads: int,
         inspect_memory_bytes: int,
         load_timeout_s: float,
         drain_timeout_s: float,
     ) -> None:
         self._writer = writer
         self._ledger = ledger
+        self._residency = residency
         self._inspect = inspect
+        self._forms = PackedForms(writer, ledger.budget_bytes, self._hold)
         self._inspect_memory_bytes = inspect_memory_bytes
         self._load_timeout_s = load_timeout_s
         self._drain_timeout_s = drain_timeout_s + DRAIN_GRACE_S
-        self._one_load = asyncio.Lock()
+        self._few_loads = asyncio.Semaphore(concurrent_loads)
         self._one_operation: defaultdict[Key, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.load_s: dict[Key, float] = {}
         self.loads_ended: dict[str, int] = {"succeeded": 0, "failed": 0}
@@ -71,7 +81,7 @@ class VersionLoads:
             if self._writer.status(key)[0] is State.READY:
                 return
             operation.at("waiting for another load", 0.0)
-            async with self._one_load:
+            async with self._few_loads:
                 began_s = time.monotonic()
                 try:
                     if key in self._writer.restoring:
@@ -84,6 +94,9 @@ class VersionLoads:
                     self.loads_ended["failed"] += 1
                     await self.fail(key, message_of(error), "load_failed", actor)
                     raise
+                finally:
+                    self._ledger.unreserve(key)
+                    await self._let_go_unheld(key)
                 self.loads_ended["succeeded"] += 1
                 self.load_s[key] = time.monotonic() - began_s
 
@@ -95,31 +108,43 @@ class VersionLoads:
             if key[1] in model.loaded or key[1] in model.failed:
                 operation.at("draining", 0.1)
                 note = Note("unload", *key, actor, reason)
+                own = self._ledger.own_objects(key) if key[1] in model.loaded else None
                 await self._take_away(key, note, lambda s, _: desired.unload(s, *key))
+                await self._drained(key)
+                if own is not None:
+                    await self._measure_unload(key, own)
+                return
             await self._drained(key)
 
     async def _load(self, key: Key, operation: Operation, actor: Actor, reason: str) -> None:
         writer, ledger = self._writer, self._ledger
-        record = writer.record(*key)
-        manifest = record.manifest
+        manifest = writer.record(*key).manifest
         await self._drained(key)
-        ledger.admit(key, manifest)
+        plan = ledger.reserve(key)
         operation.at("verifying", 0.02)
-        await asyncio.to_thread(
+        await self._residency.quietly(
             writer.store.verify_objects,
             manifest.object_digests,
-            progress=_progress(operation, manifest, 0.02, 0.3),
+            progress=_progress(operation, manifest.weight_bytes, 0.02, 0.3),
         )
         operation.at("inspecting", 0.3)
-        plan = ledger.plan(record)
         limit_bytes = self._inspect_memory_bytes or max(0, plan.free_bytes - plan.new_bytes)
         inspection = await asyncio.to_thread(self._inspect, manifest, limit_bytes)
-        ledger.measure(key, inspection.private_bytes)
-        ledger.admit(key, manifest)
+        ledger.inspected(key, inspection)
+        ledger.reserve(key)
+        operation.at("bringing its weights into RAM", 0.5)
+        objects = inspection.resident or objects_of(writer.record(*key))
+        progress = _progress(operation, sum(objects.values()), 0.5, 0.6)
+        await self._residency.hold(key, objects, progress)
         operation.at("loading in the workers", 0.6)
         document = inspection.to_json()
-        await writer.change(lambda s, _: desired.begin_load(s, *key, document), None)
-        await self._loaded(key)
+
+        def begin(state: DesiredState, _: Stamp) -> DesiredState:
+            writer.record(*key)  # it may have been deleted since the load began
+            return desired.begin_load(state, *key, document)
+
+        await writer.change(begin, None)
+        await self._forms.prove(key, await self._loaded(key))
         operation.at("switching on", 0.95)
         note = Note("load", *key, actor, reason)
         await writer.change(lambda s, stamp: desired.finish_load(s, *key, stamp), note)
@@ -136,8 +161,10 @@ class VersionLoads:
             for key in keys:
                 try:
                     digests = writer.record(*key).manifest.object_digests
-                    await asyncio.to_thread(writer.store.verify_objects, digests)
+                    await self._residency.quietly(writer.store.verify_objects, digests)
+                    await self._forms.renew(key, self._inspect)
                     self._ledger.admit_again(key, writer.restoring)
+                    await self._hold(key)
                 except PLANNED as error:
                     failed[key] = error
                 else:
@@ -162,10 +189,16 @@ class VersionLoads:
             return dict.fromkeys(keys, error)
         for key in keys:
             try:
-                self._check_loaded(key, reports)
+                await self._forms.prove(key, self._check_loaded(key, reports))
             except PLANNED as error:
                 failed[key] = error
         return failed
+
+    async def _hold(self, key: Key) -> None:
+        """Have in RAM what the state says that workers read of a version, and nothing else."""
+        writer = self._writer
+        inspection = writer.inspection(key, writer.state.loaded[key].inspection)
+        await self._residency.hold(key, inspection.resident or objects_of(writer.record(*key)))
 
     async def restore(self) -> None:
         """Load again everything that the state wants, what answers most first."""
@@ -173,7 +206,7 @@ class VersionLoads:
             async with contextlib.AsyncExitStack() as stack:
                 for key in batch:
                     await stack.enter_async_context(self._one_operation[key])
-                await stack.enter_async_context(self._one_load)
+                await stack.enter_async_context(self._few_loads)
                 await self._restore([key for key in batch if key in self._writer.restoring])
         self._writer.is_restored = True
         await self._writer.announce()
@@ -189,6 +222,7 @@ class VersionLoads:
                 self._writer.restoring.add(key)
             elif key in failed:
                 await self.fail(key, message_of(failed[key]), "restore_failed", SERVER)
+                await self._let_go_unheld(key)
             else:
                 self.load_s[key] = (time.monotonic() - began_s) / len(keys)
         for key in late:
@@ -208,6 +242,8 @@ class VersionLoads:
                 await asyncio.to_thread(self._writer.store.verify_objects, digests)
             except RegistryError as error:
                 await self._take_out_damaged(key, message_of(error))
+            else:
+                await self._forms.check(key)
 
     async def _take_out_damaged(self, key: Key, reason: str) -> None:
         try:
@@ -255,19 +291,44 @@ class VersionLoads:
             writer.draining[key] = writer.state.generation
             self.load_s.pop(key, None)
 
+    async def _measure_unload(self, key: Key, own_objects: frozenset[str]) -> None:
+        """Note what an unload left behind: in each worker's heap, and mapped in any process."""
+        fleet = self._writer.fleet
+        workers = [worker for worker in fleet.workers() if worker.state == SERVING]
+        measured = fleet.unreleased(key)
+        pids = [os.getpid(), *(worker.pid for worker in workers if worker.pid is not None)]
+        try:
+            mapped_bytes = await self._residency.quietly(_still_mapped, pids, own_objects)
+        except OSError as error:
+            why = f"the maps of a worker cannot be read: {error.strerror}"
+            self._ledger.last_unload = Unload(key, None, why)
+            return
+        missing = [worker.slot for worker in workers if worker.slot not in measured]
+        if missing:
+            why = f"the workers in slots {missing} were replaced and did not measure it"
+            self._ledger.last_unload = Unload(key, None, why)
+        else:
+            left_bytes = sum(measured.values()) + mapped_bytes
+            self._ledger.last_unload = Unload(key, left_bytes)
+
+    async def _let_go_unheld(self, key: Key) -> None:
+        """Unmap a version that a load brought into RAM and that then did not come to be loaded."""
+        if key not in self._writer.state.loaded and key not in self._writer.draining:
+            await self._residency.release(key)
+
     async def _drained(self, key: Key) -> None:
         """Return when no worker holds a version that left the state any more."""
         generation = self._writer.draining.get(key)
         if generation is not None:
             await self._settled(generation, self._drain_timeout_s)
 
-    async def _loaded(self, key: Key) -> None:
+    async def _loaded(self, key: Key) -> VersionReport:
         """Return when every worker holds the version as the state wants it, or raise why not."""
-        self._check_loaded(
+        return self._check_loaded(
             key, await self._settled(self._writer.state.generation, self._load_timeout_s)
         )
 
-    def _check_loaded(self, key: Key, reports: Mapping[Key, VersionReport]) -> None:
+    def _check_loaded(self, key: Key, reports: Mapping[Key, VersionReport]) -> VersionReport:
         report = reports.get(key)
         if report is None or key not in self._writer.state.loaded:
             why = self._writer.state.model(key[0]).failed.get(key[1], "it was taken out meanwhile")
@@ -275,6 +336,7 @@ class VersionLoads:
         if report.state != State.READY:
             raise LoadFailed(report.reason or f"a worker reports it {report.state}")
         self._ledger.measure(key, report.private_bytes)
+        return report
 
     async def _settled(self, generation: int, timeout_s: float) -> Mapping[Key, VersionReport]:
         try:
@@ -283,20 +345,27 @@ class VersionLoads:
             raise DeadlineExpired(
                 f"the workers did not come to generation {generation} within {timeout_s:g} s"
             ) from error
-        self._clear(key for key, left in self._writer.draining.items() if left <= generation)
+        draining = self._writer.draining
+        await self._clear([key for key, left in draining.items() if left <= generation])
         return reports
 
-    def _clear(self, keys: Iterable[Key]) -> None:
-        for key in list(keys):
-            del self._writer.draining[key]
-            self._ledger.forget(key)
+    async def _clear(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            if self._writer.draining.pop(key, None) is not None:
+                await self._residency.release(key)
+                self._ledger.forget(key)
+
+
+def _still_mapped(pids: Iterable[int], digests: Iterable[str]) -> int:
+    names = {digest_hex(digest) for digest in digests}
+    return sum(mapped_bytes(pid, names) for pid in pids)
 
 
 def _progress(
-    operation: Operation, manifest: Manifest, low: float, high: float
+    operation: Operation, total_bytes: int, low: float, high: float
 ) -> Callable[[int], None]:
     """Return a callback that moves the operation from ``low`` to ``high`` as bytes are read."""
-    total_bytes = max(1, manifest.weight_bytes)
+    total_bytes = max(1, total_bytes)
 
     def done(read_bytes: int) -> None:
         share = min(1.0, read_bytes / total_bytes)

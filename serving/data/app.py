@@ -11,21 +11,22 @@ from typing import Any, Final, TypeAlias
 
 import orjson
 from fastapi import FastAPI, Request
-from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.responses import Response
 from starlette.types import Receive
 
 from registry.errors import InvalidInput, NotFound, NotReady
-from registry.ident import check_model_name, parse_selector, parse_version, shown
+from registry.ident import check_model_name, shown
 from registry.manifest import JsonObject
 from registry.serving_map import ModelView, VersionView
 from serving.auth import INFER
 from serving.data import views as model_views
 from serving.data.body import BodyReader
-from serving.data.data_plane import Answer, DataPlane, RequestHead, ServedVersion, version_headers
+from serving.data.call import Answer, RequestHead
+from serving.data.data_plane import DataPlane, ServedVersion, version_headers
 from serving.data.docs import DATA_SCHEMAS, PARAMETERS, ROUTES, RouteDoc
 from serving.data.guard import OPEN_PATHS, install_guard, is_guarded
-from serving.errors import Cancelled, ServingError
+from serving.data.paths import selector_of
+from serving.errors import Cancelled, ServingError, status_of
 from serving.settings import Settings
 from serving.web.common import (
     VERSION,
@@ -49,15 +50,13 @@ Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 View: TypeAlias = VersionView[ServedVersion]
 
 
-class _Segment(StringConvertor):
-    """One path segment without a colon, so that ``M:predict`` never reads as a model's name."""
+def create_data_app(
+    data_plane: DataPlane, settings: Settings, bodies: BodyReader | None = None
+) -> FastAPI:
+    """Return the application that serves ``data_plane``; it runs under any ASGI server.
 
-    regex = "[^/:]+"
-
-
-def create_data_app(data_plane: DataPlane, settings: Settings) -> FastAPI:
-    """Return the application that serves ``data_plane``; it runs under any ASGI server."""
-    register_url_convertor("segment", _Segment())
+    ``bodies``: the worker's, where another front takes in bodies, too.
+    """
     app = FastAPI(
         title="Ramrack data plane",
         version=VERSION,
@@ -66,7 +65,7 @@ def create_data_app(data_plane: DataPlane, settings: Settings) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
     )
-    routes = _Routes(data_plane, settings)
+    routes = _Routes(data_plane, settings, bodies or BodyReader(settings))
     for doc in ROUTES:
         has_token = is_guarded(settings) and doc.path not in OPEN_PATHS
         _add_route(app, doc, getattr(routes, doc.handler), has_token=has_token)
@@ -103,10 +102,10 @@ def _add_route(app: FastAPI, doc: RouteDoc, handler: Handler, *, has_token: bool
 class _Routes:
     """The handlers. Paths and documentation are in ``docs.ROUTES``."""
 
-    def __init__(self, data_plane: DataPlane, settings: Settings) -> None:
+    def __init__(self, data_plane: DataPlane, settings: Settings, bodies: BodyReader) -> None:
         self._plane = data_plane
         self._settings = settings
-        self._bodies = BodyReader(settings)
+        self._bodies = bodies
 
     async def root(self, _: Request) -> Response:
         document = {"name": "ramrack", "version": VERSION, "api": "/v2", "docs": "/docs"}
@@ -175,10 +174,13 @@ class _Routes:
     ) -> Response:
         head = RequestHead.of(request.scope["headers"], request.scope["state"]["request_id"])
         try:
-            model, selector = request.path_params["model"], _selector(request)
+            model, selector = request.path_params["model"], selector_of(request.path_params)
             headers, receive = request.scope["headers"], request.receive
             async with self._bodies.read(headers, receive) as body:
                 answer = await _unless_gone(receive, compute(model, selector, head, body))
+            if answer is None:
+                # Counted where it was dropped; nobody reads this one.
+                return RawResponse(status_of(Cancelled()), [], b"")
         except (InvalidInput, ServingError) as error:
             answer = self._plane.refused(error, head)
         return RawResponse(answer.status, answer.headers, answer.body)
@@ -192,7 +194,7 @@ class _Routes:
 
     def _view(self, request: Request) -> View:
         name = check_model_name(request.path_params["model"])
-        return self._plane.serving_map.find(name, _selector(request))
+        return self._plane.serving_map.find(name, selector_of(request.path_params))
 
     def _about(self, request: Request, describe: Callable[[View], JsonObject]) -> Response:
         """Answer with what ``describe`` says of the version, or that it does not answer now."""
@@ -214,18 +216,6 @@ def _answering(model: ModelView[ServedVersion]) -> list[View]:
     return [view for _, view in sorted(model.versions.items()) if model_views.is_ready(view)]
 
 
-def _selector(request: Request) -> int | str | None:
-    parameters = request.path_params
-    if "number" in parameters:
-        return parse_version(parameters["number"])
-    if "alias" in parameters:
-        alias = parse_selector(parameters["alias"])
-        if isinstance(alias, int):
-            raise InvalidInput(f"alias {alias} is a number: use /versions/{alias}")
-        return alias
-    return parse_selector(parameters["version"]) if "version" in parameters else None
-
-
 def _wants_ready(body: bytes) -> bool:
     if not body.strip():
         return False
@@ -239,15 +229,13 @@ def _wants_ready(body: bytes) -> bool:
     return ready
 
 
-async def _unless_gone(receive: Receive, answer: Coroutine[Any, Any, Answer]) -> Answer:
-    """Return the answer, or raise Cancelled when the client leaves first: its work is dropped."""
+async def _unless_gone(receive: Receive, answer: Coroutine[Any, Any, Answer]) -> Answer | None:
+    """Return the answer, or None when the client leaves first: its work is dropped."""
     work = asyncio.create_task(answer, name="answer")
     gone = asyncio.create_task(_disconnected(receive), name="disconnect")
     try:
         await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            raise Cancelled("the client left before its answer was ready")
-        return work.result()
+        return work.result() if work.done() else None
     finally:
         work.cancel()
         gone.cancel()

@@ -1,19 +1,19 @@
 """One run of a batch: join the members' rows, compute, check, and give each member its own back.
 
-Pure with respect to the batcher: it takes values, returns values, and is called in a thread.
+Pure with respect to the batcher: it takes values and returns values, and any thread may call it.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from models.errors import RunFailed
-from models.servable import Array, Servable, rows_of
+from models.servable import Array, Servable, numpy_dtype, rows_of
+from models.signature import Signature
 
 GroupKey: TypeAlias = tuple[tuple[str, str, tuple[int, ...]], ...]
 
@@ -22,8 +22,7 @@ class RowsMismatch(RunFailed):
     """A run that was to answer row by row gave another number of rows than it took."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunTiming:
+class RunTiming(NamedTuple):
     """Where the time of one run went, in nanoseconds."""
 
     input_ns: int
@@ -37,12 +36,19 @@ def group_key(inputs: Mapping[str, Array], rows: int) -> GroupKey:
     A tensor whose first dimension is not the rows (a scalar setting, say) cannot be joined.
     """
     parts = []
-    for name in sorted(inputs):
+    for name in sorted(inputs) if len(inputs) > 1 else inputs:
         array = inputs[name]
-        if array.ndim == 0 or array.shape[0] != rows:
+        shape = array.shape
+        if not shape or shape[0] != rows:
             return ()
-        parts.append((name, array.dtype.str, array.shape[1:]))
+        parts.append((name, array.dtype.str, shape[1:]))
     return tuple(parts)
+
+
+def usual_key(signature: Signature) -> GroupKey:
+    """Return the key of requests whose inputs are as declared, rows apart."""
+    specs = sorted(signature.inputs, key=lambda spec: spec.name)
+    return tuple((s.name, numpy_dtype(s.datatype).str, tuple(s.shape[1:])) for s in specs)
 
 
 def compute(
@@ -88,6 +94,7 @@ def _split(arrays: Sequence[Array], counts: Sequence[int]) -> list[list[Array]]:
     shares = []
     start = 0
     for rows in counts:
-        shares.append([array[start : start + rows] for array in arrays])
-        start += rows
+        end = start + rows
+        shares.append([array[start:end] for array in arrays])
+        start = end
     return shares

@@ -1,4 +1,4 @@
-"""Reads a request's body under caps: its type, its size before and after decoding, its time.
+"""Takes in a request's body under caps: its type, its size before and after decoding, its time.
 
 All of it is refused as early as it can be known: a body that is announced too large is never read.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from functools import lru_cache
 from typing import Final
 
 from starlette.types import Receive
@@ -41,21 +42,32 @@ _TYPES: Final = frozenset(
 
 
 class BodyReader:
-    """Reads bodies for one worker. The bytes of all of them together are bounded.
+    """Takes in bodies for one worker. The bytes of all of them together are bounded.
 
     Without that bound a few hundred callers with bodies of the allowed size would take all memory.
+    ``held_bytes`` of at most ``budget_bytes`` are held now.
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._max_bytes = settings.max_body_bytes
-        self._timeout_s = settings.body_timeout_s
-        self._budget_bytes = LARGEST_BODIES_AT_ONCE * settings.max_body_bytes
-        self._held_bytes = 0
+        self.timeout_s = settings.body_timeout_s
+        self.max_bytes = settings.max_body_bytes
+        self.budget_bytes = LARGEST_BODIES_AT_ONCE * settings.max_body_bytes
+        self.held_bytes = 0
 
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of bodies that are held now."""
-        return self._held_bytes
+    def open(self, headers: Iterable[tuple[bytes, bytes]]) -> Intake:
+        """Return what takes in the body that ``headers`` announce; release it at the end.
+
+        Raises UnsupportedMedia, or PayloadTooLarge for a length over the limit.
+        """
+        fields = dict(headers)
+        if content_type := fields.get(b"content-type"):
+            _check_type(content_type)
+        length = fields.get(b"content-length")
+        if length is not None and not (length.isdigit() and int(length) <= self.max_bytes):
+            raise self._wrong_length(length)
+        coding = fields.get(b"content-encoding")
+        encoding = parse_content_encoding(coding.decode("latin-1")) if coding else "identity"
+        return Intake(self, encoding)
 
     @asynccontextmanager
     async def read(
@@ -63,75 +75,110 @@ class BodyReader:
     ) -> AsyncIterator[bytes]:
         """Give the whole decoded body, and count it as held until the context ends.
 
-        Raises UnsupportedMedia, PayloadTooLarge, InvalidInput (broken compression), RequestTooSlow,
-        QueueFull (too many bytes held), or Cancelled (the client left).
+        Raises what ``open`` and ``Intake`` do, RequestTooSlow, or Cancelled (the client left).
         """
-        fields = dict(headers)
-        _check_type(fields.get(b"content-type", b"").decode("latin-1"))
-        encoding = parse_content_encoding(fields.get(b"content-encoding", b"").decode("latin-1"))
-        self._check_length(fields.get(b"content-length"))
-        held = _Held()
+        intake = self.open(headers)
         try:
             try:
-                async with asyncio.timeout(self._timeout_s):
-                    body = await self._collected(receive, encoding, held)
+                async with asyncio.timeout(self.timeout_s):
+                    body = await _collected(receive, intake)
             except TimeoutError as error:
-                raise RequestTooSlow(
-                    f"body: not complete within body_timeout_s {self._timeout_s:g}"
-                ) from error
-            self._hold(held, len(body) - held.size_bytes)
+                raise self.too_slow() from error
             yield body
         finally:
-            self._held_bytes -= held.size_bytes
+            intake.release()
 
-    def _check_length(self, value: bytes | None) -> None:
-        if value is None:
-            return
+    def too_slow(self) -> RequestTooSlow:
+        """Return what is said of a body that did not come in time."""
+        return RequestTooSlow(f"body: not complete within body_timeout_s {self.timeout_s:g}")
+
+    def full(self, more_bytes: int) -> QueueFull:
+        """Return what is said where there is no room for more bytes."""
+        return QueueFull(
+            f"bodies of all requests: {self.held_bytes} of {self.budget_bytes} bytes "
+            f"in this worker, no room for {more_bytes} more"
+        )
+
+    def _wrong_length(self, value: bytes) -> InvalidInput | PayloadTooLarge:
         if not value.isdigit():
-            raise InvalidInput(f"header content-length: {shown(value.decode('latin-1'))}")
-        if int(value) > self._max_bytes:
-            raise PayloadTooLarge(
-                f"body: {int(value)} bytes, at most {self._max_bytes} are allowed"
-            )
+            return InvalidInput(f"header content-length: {shown(value.decode('latin-1'))}")
+        return PayloadTooLarge(f"body: {int(value)} bytes, at most {self.max_bytes} are allowed")
 
-    async def _collected(self, receive: Receive, encoding: str, held: _Held) -> bytes:
-        decoder = Decompressor(encoding, self._max_bytes)
-        is_encoded = encoding != "identity"
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise Cancelled("the client left before its request was complete")
-            chunk = message.get("body", b"")
-            self._hold(held, len(chunk))
-            if held.size_bytes > self._max_bytes:
-                raise PayloadTooLarge(f"body: larger than {self._max_bytes} bytes")
-            if is_encoded and len(chunk) > _INLINE_DECODE_BYTES:
-                await asyncio.to_thread(decoder.feed, chunk)
-            else:
-                decoder.feed(chunk)
-            if not message.get("more_body", False):
-                return decoder.finish()
 
-    def _hold(self, held: _Held, more_bytes: int) -> None:
-        if self._held_bytes + more_bytes > self._budget_bytes:
-            raise QueueFull(
-                f"bodies of all requests: {self._held_bytes} of {self._budget_bytes} bytes "
-                f"in this worker, no room for {more_bytes} more"
-            )
-        held.size_bytes += more_bytes
+class Intake:
+    """One body that comes in: ``take`` each piece, ``decode`` it where that says so, ``finish``."""
+
+    __slots__ = ("_decoder", "_held_bytes", "_pieces", "_reader")
+
+    def __init__(self, reader: BodyReader, encoding: str) -> None:
+        self._reader = reader
+        self._held_bytes = 0
+        self._pieces: list[bytes] = []
+        is_plain = encoding == "identity"
+        self._decoder = None if is_plain else Decompressor(encoding, reader.max_bytes)
+
+    def take(self, piece: bytes) -> bool:
+        """Take the next piece as it came; return False where it must still be decoded, in a thread.
+
+        Raises QueueFull, PayloadTooLarge, or InvalidInput (broken compression).
+        """
+        self._hold(len(piece))
+        if self._held_bytes > self._reader.max_bytes:
+            raise PayloadTooLarge(f"body: larger than {self._reader.max_bytes} bytes")
+        if self._decoder is None:
+            self._pieces.append(piece)
+        elif len(piece) > _INLINE_DECODE_BYTES:
+            return False
+        else:
+            self._decoder.feed(piece)
+        return True
+
+    def decode(self, piece: bytes) -> None:
+        """Decode a piece that ``take`` left; raises PayloadTooLarge or InvalidInput.
+
+        Any thread, while no other method is called.
+        """
+        if self._decoder is not None:
+            self._decoder.feed(piece)
+
+    def finish(self) -> bytes:
+        """Return the whole decoded body; raises InvalidInput where it is cut off, or QueueFull."""
+        if self._decoder is None:
+            pieces = self._pieces
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        body = self._decoder.finish()
+        self._hold(len(body) - self._held_bytes)
+        return body
+
+    def release(self) -> None:
+        """Count the body as held no more; again is harmless."""
+        self._reader.held_bytes -= self._held_bytes
+        self._held_bytes = 0
+
+    def _hold(self, more_bytes: int) -> None:
+        reader = self._reader
+        held_bytes = reader.held_bytes + more_bytes
+        if held_bytes > reader.budget_bytes:
+            raise reader.full(more_bytes)
+        reader.held_bytes = held_bytes
         self._held_bytes += more_bytes
 
 
-class _Held:
-    """What one request holds of the budget."""
+async def _collected(receive: Receive, intake: Intake) -> bytes:
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Cancelled("the client left before its request was complete")
+        piece = message.get("body", b"")
+        if not intake.take(piece):
+            await asyncio.to_thread(intake.decode, piece)
+        if not message.get("more_body", False):
+            return intake.finish()
 
-    __slots__ = ("size_bytes",)
 
-    def __init__(self) -> None:
-        self.size_bytes = 0
-
-
-def _check_type(value: str) -> None:
+@lru_cache(256)
+def _check_type(header: bytes) -> None:
+    value = header.decode("latin-1")
     name, *parameters = (part.strip() for part in value.lower().split(";"))
     if name and name not in _TYPES and not name.endswith("+json"):
         raise UnsupportedMedia(

@@ -1,164 +1,60 @@
-"""The data plane: a request's way from its bytes to its answer, the same for every HTTP front.
+"""The data plane: lets requests in, finds their version, answers them; the same for every front.
 
-permit, version, deadline, decode, batch, encode, count. It knows no framework: it takes bytes and
-gives status, headers and bytes, and it answers every error itself.
+It knows no framework: it takes bytes and gives status, headers and bytes, and it answers every
+error itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from collections.abc import Callable
+from typing import Any
 
-from models.errors import InputRefused, RunFailed, RunTerminated
-from models.servable import Array, Servable
-from models.signature import Signature
-from registry.errors import InvalidInput, NotReady
-from registry.ident import check_model_name, shown
-from registry.serving_map import Handle, ServingMap, VersionView
-from serving.codec import encoding, v1, v2
-from serving.data.batcher import Batcher, Result
+from registry.errors import InvalidInput, NotFound, NotReady
+from registry.ident import check_model_name
+from registry.serving_map import ServingMap, VersionView
+from serving.codec import v2
+from serving.data.batch_queue import Result
+from serving.data.call import Answer, InferCall, Pending, RequestHead, routing_key
+from serving.data.model_gate import ModelFull
+from serving.data.refusal import InFlightFull, error_answer, reason_of
+from serving.data.request import Decoded, OnAnswered, Request
+from serving.data.served import ServedVersion, version_headers
 from serving.data.shadows import Activity, Shadows
-from serving.errors import (
-    Cancelled,
-    DeadlineExpired,
-    HeadersTooLarge,
-    PayloadTooLarge,
-    QueueFull,
-    RequestTooSlow,
-    UnsupportedMedia,
-    WorkerLost,
-    message_of,
-    status_of,
-)
-from serving.metrics.page import PlaneCounters, Timing, VersionCounters
+from serving.errors import status_of
+from serving.metrics.page import PlaneCounters
 from serving.settings import Settings
-from serving.web.errors import (
-    JSON_TYPE,
-    REQUEST_ID,
-    Headers,
-    error_body,
-    error_headers,
-    request_id_of,
-)
+
+__all__ = [
+    "Answer",
+    "DataPlane",
+    "InferCall",
+    "Pending",
+    "RequestHead",
+    "ServedVersion",
+    "version_headers",
+]
 
 _log = logging.getLogger(__name__)
-R = TypeVar("R")
-
-# Decoding and encoding from this size on happen in a thread, so that health stays quick.
-OFF_LOOP_BYTES: Final = 256 * 1024
-MAX_TIMEOUT_MS: Final = 3_600_000
-NS_PER_MS: Final = 1_000_000
-_NUMBER = re.compile("[0-9]{1,18}")
-_LENGTH_HEADER: Final = b"inference-header-content-length"
-_TIMEOUT_HEADER: Final = b"x-request-timeout-ms"
-_KEY_HEADER: Final = b"x-routing-key"
-_READ_HEADERS: Final = (_LENGTH_HEADER, _TIMEOUT_HEADER, _KEY_HEADER, b"accept-encoding")
-MAX_KEY_BYTES: Final = 256
-_BINARY_TYPE: Final = (b"content-type", b"application/octet-stream")
-_REASONS: Final[dict[type[Exception], str]] = {
-    QueueFull: "queue_full",
-    DeadlineExpired: "deadline",
-    Cancelled: "cancelled",
-    PayloadTooLarge: "body_too_large",
-    HeadersTooLarge: "headers_too_large",
-    RequestTooSlow: "too_slow",
-    InvalidInput: "bad_request",
-    UnsupportedMedia: "unsupported_media",
-    WorkerLost: "stopping",
-}
 
 
-class InFlightFull(QueueFull):
-    """The worker holds as many requests as it may."""
+class _Over:
+    """A request that was answered before it began."""
+
+    def cancel(self) -> None:
+        pass
 
 
-@dataclass(frozen=True, slots=True)
-class RequestHead:
-    """What a request's head says that matters here; texts as they came, unchecked."""
-
-    request_id: str
-    json_length: str | None = None
-    timeout_ms: str | None = None
-    accept_encoding: str | None = None
-    routing_key: str | None = None
-
-    @classmethod
-    def of(
-        cls, headers: Iterable[tuple[bytes, bytes]], request_id: str | None = None
-    ) -> RequestHead:
-        """Return the head of lower-case header lines; a line sent twice is joined by a comma.
-
-        ``request_id``: the one that was decided on already, if it was.
-        """
-        found: dict[bytes, str] = {}
-        pairs = list(headers)
-        for name, value in pairs:
-            if name in _READ_HEADERS:
-                text = value.decode("latin-1").strip()
-                found[name] = f"{found[name]},{text}" if name in found else text
-        return cls(
-            request_id=request_id or request_id_of(pairs),
-            json_length=found.get(_LENGTH_HEADER),
-            timeout_ms=found.get(_TIMEOUT_HEADER),
-            accept_encoding=found.get(b"accept-encoding"),
-            routing_key=found.get(_KEY_HEADER),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A whole HTTP answer; ``headers`` lack only the content-length."""
-
-    status: int
-    headers: Headers
-    body: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class ServedVersion:
-    """A version that answers, with all that it needs to; the target of the serving map."""
-
-    model: str
-    version: int
-    digest: str
-    signature: Signature
-    servable: Servable
-    batcher: Batcher
-    counters: VersionCounters
-    timeout_ms: int
-
-
-class _Call(Protocol):
-    """A decoded request, of either protocol."""
-
-    @property
-    def inputs(self) -> dict[str, Array]: ...
-
-    @property
-    def rows(self) -> int: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """A decoded request and how its answer is written."""
-
-    call: _Call
-    outputs: tuple[str, ...] | None
-    timeout_us: int | None
-    encode: Callable[[Sequence[Array]], tuple[bytes, int | None]]
-
-
-_Decode: TypeAlias = Callable[[RequestHead, bytes, ServedVersion], _Work]
+_OVER = _Over()
 
 
 class DataPlane:
-    """Answers predictions of one worker. Event-loop thread only."""
+    """Answers predictions of one worker. Event-loop thread only.
+
+    A refused request costs as little as can be: permits come before its body is looked at.
+    """
 
     def __init__(
         self,
@@ -170,11 +66,8 @@ class DataPlane:
     ) -> None:
         self.serving_map = serving_map
         self.statistics = statistics
-        self._plane = plane
-        self._settings = settings
-        self._clock = clock
-        self._in_flight = 0
-        self._begun = 0
+        self.plane_counters = plane
+        self.clock = clock
         self.shadows = Shadows(
             serving_map,
             lambda: Activity(self._in_flight, self._begun),
@@ -182,11 +75,66 @@ class DataPlane:
             max_bytes=settings.max_body_bytes,
             overlap=settings.shadow_overlap_percent / 100,
         )
+        # Told of each answer with 200 once its caller has it; it must be quick and not raise.
+        self.on_answered: OnAnswered | None = self._offer
+        self._max_in_flight = settings.max_in_flight
+        self._in_flight = 0
+        self._begun = 0
 
     @property
     def in_flight(self) -> int:
         """Requests that hold a permit now."""
         return self._in_flight
+
+    def begin(self, call: InferCall, done: Callable[[Answer], None]) -> Pending:
+        """Answer ``call``: ``done`` gets the answer, exactly once, maybe before this returns.
+
+        ``cancel`` of what is returned drops the work, and ``done`` is not called.
+        """
+        try:
+            if self._in_flight >= self._max_in_flight:
+                raise InFlightFull(
+                    f"requests in flight: {self._in_flight} of {self._max_in_flight} in this worker"
+                )
+            handle = self.serving_map.acquire(call.model, call.selector, routing_key(call.head))
+        except NotFound as error:
+            done(self.refused(_named(error, call.model), call.head))
+            return _OVER
+        except NotReady as error:
+            done(self._with_version(self.refused(error, call.head), call))
+            return _OVER
+        except Exception as error:  # noqa: BLE001  the boundary of a request: it must be answered
+            done(self.refused(error, call.head))
+            return _OVER
+        version = handle.target
+        try:
+            version.gate.enter()
+        except ModelFull as error:
+            handle.release()
+            self.plane_counters.rejected("max_concurrency")
+            version.counters.request_refused(429)
+            done(error_answer(error, call.head, version.headers))
+            return _OVER
+        self._in_flight += 1
+        self._begun += 1
+        request = Request(self, handle, call, done)
+        request.start()
+        return request
+
+    def left(self, request: Request) -> None:
+        """Take back the permits of a request that is over."""
+        self._in_flight -= 1
+        request.handle.target.gate.leave()
+        request.handle.release()
+
+    def _offer(
+        self, call: InferCall, version: ServedVersion, decoded: Decoded, result: Result
+    ) -> None:
+        if call.selector is None:
+            outputs = decoded.output_names if isinstance(decoded, v2.InferCall) else None
+            self.shadows.offer(
+                version, decoded.inputs, decoded.rows, outputs, result.arrays, len(call.body)
+            )
 
     async def infer_v2(
         self, model: str, selector: int | str | None, head: RequestHead, body: bytes
@@ -195,263 +143,53 @@ class DataPlane:
 
         Only cancellation is raised: it takes the work out of the queue.
         """
-        return await self._answer(model, selector, head, body, _decode_v2)
+        return await self._awaited(InferCall("v2", model, selector, head, body))
 
     async def predict_v1(
         self, model: str, selector: int | str | None, head: RequestHead, body: bytes
     ) -> Answer:
         """Answer a V1 predict request, as ``infer_v2`` does."""
-        return await self._answer(model, selector, head, body, _decode_v1)
+        return await self._awaited(InferCall("v1", model, selector, head, body))
 
     def refused(self, error: Exception, head: RequestHead) -> Answer:
         """Return the answer to a request that reached no version, and count it."""
         code = status_of(error)
-        self._plane.unknown_request(code)
-        if reason := _reason_of(error):
-            self._plane.rejected(reason)
+        self.plane_counters.unknown_request(code)
+        if reason := reason_of(error):
+            self.plane_counters.rejected(reason)
         if code == 500:
             _log.error("unplanned error", exc_info=error, extra={"request_id": head.request_id})
-        return _error_answer(error, head, [])
+        return error_answer(error, head, [])
 
-    async def _answer(
-        self,
-        model: str,
-        selector: int | str | None,
-        head: RequestHead,
-        body: bytes,
-        decode: _Decode,
-    ) -> Answer:
-        key: bytes | None = None
-        try:
-            key = routing_key(head)
-            with self._permit(), self._acquired(model, selector, key) as handle:
-                is_routed = selector is None
-                return await self._served(handle.target, head, body, decode, is_routed=is_routed)
-        except NotReady as error:
-            answer = self.refused(error, head)
-            return self._with_version(answer, model, selector, key)
-        except Exception as error:  # noqa: BLE001  the boundary of a request: it must be answered
-            return self.refused(error, head)
+    async def _awaited(self, call: InferCall) -> Answer:
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
-    @contextmanager
-    def _permit(self) -> Iterator[None]:
-        limit = self._settings.max_in_flight
-        if self._in_flight >= limit:
-            raise InFlightFull(f"requests in flight: {self._in_flight} of {limit} in this worker")
-        self._in_flight += 1
-        self._begun += 1
+        def done(answer: Answer) -> None:
+            if not future.done():
+                future.set_result(answer)
+
+        pending = self.begin(call, done)
         try:
-            yield
+            return await future
         finally:
-            self._in_flight -= 1
+            pending.cancel()
 
-    def _acquired(
-        self, model: str, selector: int | str | None, key: bytes | None
-    ) -> Handle[ServedVersion]:
-        return self.serving_map.acquire(check_model_name(model), selector, key)
-
-    def _with_version(
-        self, answer: Answer, model: str, selector: int | str | None, key: bytes | None
-    ) -> Answer:
+    def _with_version(self, answer: Answer, call: InferCall) -> Answer:
         """Name the version that a refused request meant, where it meant a certain one."""
         try:
-            view: VersionView[ServedVersion] = self.serving_map.find(model, selector, key)
+            view: VersionView[ServedVersion] = self.serving_map.find(
+                call.model, call.selector, routing_key(call.head)
+            )
         except NotReady:
             return answer
         headers = [*answer.headers, *version_headers(view.version, view.digest)]
         return Answer(answer.status, headers, answer.body)
 
-    async def _served(
-        self,
-        version: ServedVersion,
-        head: RequestHead,
-        body: bytes,
-        decode: _Decode,
-        *,
-        is_routed: bool,
-    ) -> Answer:
-        start_ns = self._clock()
-        code, rows, timing = status_of(Cancelled()), 0, None
-        version.counters.request_started()
-        try:
-            work = await _maybe_off_loop(len(body), decode, head, body, version)
-            rows = work.call.rows
-            result = await self._computed(version, head, work, start_ns)
-            answer = await self._encoded(version, head, work, result)
-            code, timing = answer.status, self._timing(start_ns, result)
-            if is_routed:
-                call = work.call
-                self.shadows.offer(
-                    version, call.inputs, rows, work.outputs, result.arrays, len(body)
-                )
-            return answer
-        except asyncio.CancelledError:
-            self._plane.rejected("cancelled")
-            raise
-        except Exception as error:  # noqa: BLE001  the boundary of a request: it must be answered
-            code = status_of(error)
-            if isinstance(error, RunFailed | RunTerminated | InputRefused):
-                timing = Timing(self._clock() - start_ns)
-            return self._failed(error, version, head)
-        finally:
-            version.counters.request_done(code, rows, timing)
 
-    async def _computed(
-        self, version: ServedVersion, head: RequestHead, work: _Work, start_ns: int
-    ) -> Result:
-        timeout_ns = _timeout_ns(head, work.timeout_us, version.timeout_ms)
-        result = await version.batcher.submit(
-            work.call.inputs, work.call.rows, work.outputs, start_ns + timeout_ns
-        )
-        size_bytes = sum(array.nbytes for array in result.arrays)
-        if size_bytes > self._settings.max_output_bytes:
-            raise PayloadTooLarge(
-                f"answer: the outputs take {size_bytes} bytes, at most "
-                f"{self._settings.max_output_bytes} are allowed: send fewer rows, "
-                "or ask for fewer outputs"
-            )
-        return result
-
-    async def _encoded(
-        self, version: ServedVersion, head: RequestHead, work: _Work, result: Result
-    ) -> Answer:
-        size_bytes = sum(array.nbytes for array in result.arrays)
-        body, json_length = await _maybe_off_loop(size_bytes, work.encode, result.arrays)
-        headers = [JSON_TYPE if json_length is None else _BINARY_TYPE, *_ids(head, version)]
-        if json_length is not None:
-            headers.append((_LENGTH_HEADER, str(json_length).encode("ascii")))
-        if chosen := encoding.choose_encoding(head.accept_encoding, len(body)):
-            body = await _maybe_off_loop(len(body), encoding.compress, body, chosen)
-            headers += [
-                (b"content-encoding", chosen.encode("ascii")),
-                (b"vary", b"accept-encoding"),
-            ]
-        return Answer(200, headers, body)
-
-    def _timing(self, start_ns: int, result: Result) -> Timing:
-        return Timing(
-            total_ns=self._clock() - start_ns,
-            queue_ns=result.queue_ns,
-            input_ns=result.input_ns,
-            infer_ns=result.infer_ns,
-            output_ns=result.output_ns,
-        )
-
-    def _failed(self, error: Exception, version: ServedVersion, head: RequestHead) -> Answer:
-        if reason := _reason_of(error):
-            self._plane.rejected(reason)
-        if status_of(error) == 500:
-            _log.error(
-                "request failed",
-                exc_info=error,
-                extra={
-                    "request_id": head.request_id,
-                    "model": version.model,
-                    "version": version.version,
-                },
-            )
-        return _error_answer(error, head, version_headers(version.version, version.digest))
-
-
-def _decode_v2(head: RequestHead, body: bytes, version: ServedVersion) -> _Work:
-    call = v2.decode_infer(
-        body,
-        _json_length(head),
-        version.signature,
-        is_batchable=version.batcher.is_batchable,
-    )
-
-    def encode(arrays: Sequence[Array]) -> tuple[bytes, int | None]:
-        return v2.encode_infer(call, version.model, version.version, arrays, version.signature)
-
-    return _Work(call, call.output_names, call.timeout_us, encode)
-
-
-def _decode_v1(_: RequestHead, body: bytes, version: ServedVersion) -> _Work:
-    call = v1.decode_predict(body, version.signature, is_batchable=version.batcher.is_batchable)
-    if call.unknown_columns:
-        version.counters.unknown_columns(call.unknown_columns)
-
-    def encode(arrays: Sequence[Array]) -> tuple[bytes, int | None]:
-        return v1.encode_predict(call, arrays, version.signature), None
-
-    return _Work(call, None, None, encode)
-
-
-def routing_key(head: RequestHead) -> bytes | None:
-    """Return what a split decides by, or None where nothing or an empty text was sent."""
-    if not head.routing_key:
-        return None
-    key = head.routing_key.encode("latin-1")
-    if len(key) > MAX_KEY_BYTES:
-        raise InvalidInput(
-            f"header x-routing-key: {len(key)} bytes, at most {MAX_KEY_BYTES} are allowed"
-        )
-    return key
-
-
-def _json_length(head: RequestHead) -> int | None:
-    if head.json_length is None:
-        return None
-    if not _NUMBER.fullmatch(head.json_length):
-        raise InvalidInput(
-            f"header Inference-Header-Content-Length: {shown(head.json_length)} is not allowed: "
-            "use the number of bytes of the JSON part"
-        )
-    return int(head.json_length)
-
-
-def _timeout_ns(head: RequestHead, timeout_us: int | None, default_ms: int) -> int:
-    """Return the shorter of what header and parameter ask for, or the version's own."""
-    asked = []
-    if head.timeout_ms is not None:
-        is_number = _NUMBER.fullmatch(head.timeout_ms)
-        if not is_number or not 1 <= int(head.timeout_ms) <= MAX_TIMEOUT_MS:
-            raise InvalidInput(
-                f"header x-request-timeout-ms: {shown(head.timeout_ms)} is not allowed: "
-                f"use 1 to {MAX_TIMEOUT_MS}"
-            )
-        asked.append(int(head.timeout_ms) * NS_PER_MS)
-    if timeout_us:
-        asked.append(min(timeout_us, MAX_TIMEOUT_MS * 1000) * 1000)
-    return min(asked, default=default_ms * NS_PER_MS)
-
-
-async def _maybe_off_loop(size_bytes: int, function: Callable[..., R], *args: Any) -> R:
-    if size_bytes < OFF_LOOP_BYTES:
-        return function(*args)
-    return await asyncio.to_thread(function, *args)
-
-
-def _ids(head: RequestHead, version: ServedVersion) -> Headers:
-    return [
-        (REQUEST_ID, head.request_id.encode("ascii")),
-        *version_headers(version.version, version.digest),
-    ]
-
-
-def version_headers(version: int, digest: str) -> Headers:
-    """Return what says of an answer which version it is about."""
-    return [
-        (b"x-ramrack-version", str(version).encode("ascii")),
-        (b"x-ramrack-digest", digest.encode("ascii")),
-    ]
-
-
-def _error_answer(error: Exception, head: RequestHead, headers: Headers) -> Answer:
-    return Answer(
-        status_of(error),
-        [
-            JSON_TYPE,
-            (REQUEST_ID, head.request_id.encode("ascii")),
-            *error_headers(error),
-            *headers,
-        ],
-        error_body(message_of(error)),
-    )
-
-
-def _reason_of(error: Exception) -> str | None:
-    if isinstance(error, InFlightFull):
-        return "in_flight"
-    return next((_REASONS[kind] for kind in type(error).__mro__ if kind in _REASONS), None)
+def _named(error: NotFound, model: str) -> Exception:
+    """Return what is wrong with the name of a model that is not known, if it is no name at all."""
+    try:
+        check_model_name(model)
+    except InvalidInput as refusal:
+        return refusal
+    return error

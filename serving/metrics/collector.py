@@ -23,7 +23,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from serving.fleet import WorkerInfo
+from serving.fleet import SERVING, WorkerInfo
 from serving.metrics import layout, reading
 from serving.metrics.page import OVERFLOW_MODEL, MetricsMemory
 from serving.metrics.reading import VersionKey, VersionNumbers
@@ -32,8 +32,6 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 UNKNOWN_MODEL: Final = "_unknown"
 # UNLOADED versions have no series, so their state needs none.
 STATES: Final = ("LOADING", "READY", "DRAINING", "FAILED")
-# Only such a worker has taken its region over; before, gauges are those of the one that died.
-SERVING: Final = "serving"
 _NANO: Final = 10**9
 _VERSION: Final = ("model", "version")
 
@@ -47,6 +45,7 @@ class VersionFacts:
     state: str
     load_s: float | None = None
     resident_bytes: int = 0
+    locked_bytes: int = 0
     private_bytes: int = 0
 
 
@@ -67,6 +66,7 @@ class Facts:
 
     ``versions``: all published ones, or only those not UNLOADED. ``loads``: ended loads by result,
     "succeeded" or "failed". ``worker_restarts``: by a short fixed reason.
+    ``memory_unreleased_bytes``: None where it could not be measured.
     """
 
     versions: Sequence[VersionFacts] = ()
@@ -76,6 +76,8 @@ class Facts:
     swaps: int = 0
     memory_budget_bytes: int = 0
     memory_committed_bytes: int = 0
+    memory_unreleased_bytes: int | None = 0
+    evicted_bytes: int = 0
     store_bytes: int = 0
     build: Mapping[str, str] = field(default_factory=build_info)
 
@@ -111,6 +113,7 @@ class _Page(Collector):
     def _summed(self) -> dict[VersionKey, VersionNumbers]:
         shown = {(v.model, v.version): VersionNumbers() for v in self._versions}
         overflow = VersionNumbers()
+        # Only these have taken their region over: before, gauges are those of the one that died.
         serving = {_region_of(w) for w in self._facts.workers if w.state == SERVING}
         for index, region in enumerate(self._regions):
             # The statistics by batch size, nine tenths of a block, are not on this page.
@@ -158,6 +161,8 @@ class _Page(Collector):
         for name, text, cell in (
             ("rows", "Rows that were answered.", layout.ROWS),
             ("unknown_columns", "Named columns that versions do not know.", layout.UNKNOWN_COLUMNS),
+            ("cache_hits", "Requests that the response cache answered.", layout.CACHE_HITS),
+            ("cache_misses", "Requests that it could not answer.", layout.CACHE_MISSES),
         ):
             family = CounterMetricFamily(f"ramrack_{name}", text, labels=_VERSION)
             for key, numbers in self._numbers.items():
@@ -211,7 +216,10 @@ class _Page(Collector):
             "ramrack_load_duration_seconds", "What the last load took.", labels=_VERSION
         )
         resident = GaugeMetricFamily(
-            "ramrack_resident_bytes", "Weight bytes in RAM, once a machine.", labels=_VERSION
+            "ramrack_resident_bytes", "Its bytes in RAM, once a machine.", labels=_VERSION
+        )
+        locked = GaugeMetricFamily(
+            "ramrack_locked_bytes", "Of those, locked there.", labels=_VERSION
         )
         private = GaugeMetricFamily(
             "ramrack_private_bytes", "Memory of its own, over all workers.", labels=_VERSION
@@ -223,8 +231,9 @@ class _Page(Collector):
             if version.load_s is not None:
                 load.add_metric(labels, version.load_s)
             resident.add_metric(labels, version.resident_bytes)
+            locked.add_metric(labels, version.locked_bytes)
             private.add_metric(labels, version.private_bytes)
-        yield from (state, load, resident, private)
+        yield from (state, load, resident, locked, private)
 
     def _totals(self) -> Iterator[Metric]:
         facts = self._facts
@@ -239,6 +248,14 @@ class _Page(Collector):
             ("store_bytes", "Bytes of all objects in the store.", facts.store_bytes),
         ):
             yield GaugeMetricFamily(f"ramrack_{name}", text, value)
+        if facts.memory_unreleased_bytes is not None:
+            yield GaugeMetricFamily(
+                "ramrack_memory_unreleased_bytes", "What the last unload left behind.",
+                facts.memory_unreleased_bytes,
+            )  # fmt: skip
+        yield CounterMetricFamily(
+            "ramrack_evicted_bytes", "Weights that had to be read again.", facts.evicted_bytes
+        )
         yield InfoMetricFamily("ramrack_build", "What answers.", dict(facts.build))
 
     def _workers(self) -> Iterator[Metric]:

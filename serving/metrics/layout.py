@@ -22,8 +22,8 @@ CODES: Final = (
 )  # fmt: skip
 OTHER: Final = "other"
 REASONS: Final = (
-    "queue_full", "in_flight", "deadline", "cancelled", "body_too_large", "headers_too_large",
-    "too_slow", "bad_request", "unsupported_media", "stopping", OTHER,
+    "queue_full", "in_flight", "max_concurrency", "deadline", "cancelled", "body_too_large",
+    "headers_too_large", "too_slow", "bad_request", "unsupported_media", "stopping", OTHER,
 )  # fmt: skip
 
 # What came of the copies of requests that a version got as a shadow.
@@ -92,6 +92,10 @@ OUTPUT_NS: Final = _block.take()
 SHADOW: Final = _block.take(len(SHADOW_RESULTS))
 # A non-negative double by its bits, which order as the doubles do.
 SHADOW_MAX_DIFFERENCE: Final = _block.take()
+CACHE_HITS: Final = _block.take()
+CACHE_HIT_NS: Final = _block.take()
+CACHE_MISSES: Final = _block.take()
+CACHE_MISS_NS: Final = _block.take()
 BY_CODE: Final = _block.take(len(CODES) + 1)
 DURATION: Final = Histogram(_block.size, DURATION_BOUNDS_NS)
 _block.take(DURATION.cells)

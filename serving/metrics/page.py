@@ -14,8 +14,7 @@ import mmap
 import os
 import time
 from bisect import bisect_left
-from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from registry.errors import InvalidInput
 from serving.metrics import layout, reading
@@ -38,12 +37,12 @@ OVERFLOW_MODEL: Final = "_other"
 # Names of this module, because every attribute look-up counts in a request of ten increments.
 DURATION_START: Final = layout.DURATION.start
 DURATION_SUM: Final = layout.DURATION.sum_cell
+BY_OK: Final = BY_CODE + CODE_CELL[200]
 QUEUE_START: Final = layout.QUEUE.start
 QUEUE_SUM: Final = layout.QUEUE.sum_cell
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
+class Timing(NamedTuple):
     """Where the time of one request went, in nanoseconds. The parts are of the run it shared."""
 
     total_ns: int
@@ -68,6 +67,9 @@ class VersionCounters:
 
     def request_done(self, code: int, rows: int, timing: Timing | None) -> None:
         """Count a request out. ``timing``: None where it never came to a run."""
+        if code == 200 and timing is not None:
+            self.request_answered(rows, *timing)
+            return
         cells, base = self._cells, self._base
         cells[base + IN_FLIGHT] -= 1
         cells[base + BY_CODE + CODE_CELL.get(code, OTHER_CODE_CELL)] += 1
@@ -76,16 +78,39 @@ class VersionCounters:
         total_ns = timing.total_ns
         cells[base + DURATION_START + bisect_left(DURATION_BOUNDS_NS, total_ns)] += 1
         cells[base + DURATION_SUM] += total_ns
-        if code != 200:
-            cells[base + FAIL_NS] += total_ns
-            return
-        queue_ns = timing.queue_ns
+        cells[base + FAIL_NS] += total_ns
+
+    def request_answered(
+        self,
+        rows: int,
+        total_ns: int,
+        queue_ns: int,
+        input_ns: int,
+        infer_ns: int,
+        output_ns: int,
+    ) -> None:
+        """Count a request out that was answered with 200, as ``request_done`` does."""
+        cells, base = self._cells, self._base
+        cells[base + IN_FLIGHT] -= 1
+        cells[base + BY_OK] += 1
+        cells[base + DURATION_START + bisect_left(DURATION_BOUNDS_NS, total_ns)] += 1
+        cells[base + DURATION_SUM] += total_ns
         cells[base + ROWS] += rows
         cells[base + QUEUE_START + bisect_left(DURATION_BOUNDS_NS, queue_ns)] += 1
         cells[base + QUEUE_SUM] += queue_ns
-        cells[base + INPUT_NS] += timing.input_ns
-        cells[base + INFER_NS] += timing.infer_ns
-        cells[base + OUTPUT_NS] += timing.output_ns
+        cells[base + INPUT_NS] += input_ns
+        cells[base + INFER_NS] += infer_ns
+        cells[base + OUTPUT_NS] += output_ns
+
+    def cache_asked(self, lookup_ns: int, *, is_hit: bool) -> None:
+        """Count a look into the response cache; a hit is answered without a run."""
+        cells, base = self._cells, self._base
+        cells[base + (layout.CACHE_HITS if is_hit else layout.CACHE_MISSES)] += 1
+        cells[base + (layout.CACHE_HIT_NS if is_hit else layout.CACHE_MISS_NS)] += lookup_ns
+
+    def request_refused(self, code: int) -> None:
+        """Count a request that was turned away before it was counted in."""
+        self._cells[self._base + BY_CODE + CODE_CELL.get(code, OTHER_CODE_CELL)] += 1
 
     def run_started(self) -> None:
         """Say that the graph runs now: a process that dies here was killed by this version."""

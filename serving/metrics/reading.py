@@ -110,6 +110,7 @@ def statistics(regions: Sequence[memoryview[int]], model: str, version: int) -> 
             numbers.add(cells, has_gauges=False)
     cells = numbers.cells
     success = cells[layout.BY_CODE + layout.CODE_CELL[200]]
+    computed = success - cells[layout.CACHE_HITS]
     codes = cells[layout.BY_CODE : layout.BY_CODE + len(layout.CODES) + 1]
     duration_ns = cells[layout.DURATION.sum_cell]
     runs, _ = numbers.histogram(layout.INFERENCE)
@@ -123,11 +124,11 @@ def statistics(regions: Sequence[memoryview[int]], model: str, version: int) -> 
             "success": _duration(success, duration_ns - cells[layout.FAIL_NS]),
             "fail": _duration(sum(codes) - success, cells[layout.FAIL_NS]),
             "queue": _duration(success, cells[layout.QUEUE.sum_cell]),
-            "compute_input": _duration(success, cells[layout.INPUT_NS]),
-            "compute_infer": _duration(success, cells[layout.INFER_NS]),
-            "compute_output": _duration(success, cells[layout.OUTPUT_NS]),
-            "cache_hit": _duration(0, 0),
-            "cache_miss": _duration(0, 0),
+            "compute_input": _duration(computed, cells[layout.INPUT_NS]),
+            "compute_infer": _duration(computed, cells[layout.INFER_NS]),
+            "compute_output": _duration(computed, cells[layout.OUTPUT_NS]),
+            "cache_hit": _duration(cells[layout.CACHE_HITS], cells[layout.CACHE_HIT_NS]),
+            "cache_miss": _duration(cells[layout.CACHE_MISSES], cells[layout.CACHE_MISS_NS]),
         },
         "batch_stats": list(_batch_stats(cells)),
         "memory_usage": [],

@@ -26,6 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from models.errors import ModelsError
 from registry.errors import RegistryError
 from serving.errors import ServingError, message_of, status_of
+from serving.web.access_log import log_request
 from serving.web.errors import (
     JSON_TYPE,
     REQUEST_ID,
@@ -38,7 +39,6 @@ from serving.web.errors import (
 _log = logging.getLogger(__name__)
 
 STATIC_PATH: Final = "/docs/static"
-_LOGGED_PATH_CHARS: Final = 200
 
 
 def _version() -> str:
@@ -112,21 +112,14 @@ class RequestIds:
             await error_response(error)(scope, receive, send_with_id)
         finally:
             if self._is_logging:
-                _log_request(scope, request_id, status, time.monotonic() - start_s)
-
-
-def _log_request(scope: Scope, request_id: str, status: int, duration_s: float) -> None:
-    _log.info(
-        "request",
-        extra={
-            "request_id": request_id,
-            "client": scope["client"][0] if scope.get("client") else "",
-            "method": scope["method"],
-            "path": scope["path"][:_LOGGED_PATH_CHARS],
-            "status": status,
-            "duration_ms": round(duration_s * 1000, 3),
-        },
-    )
+                log_request(
+                    request_id,
+                    scope["client"][0] if scope.get("client") else "",
+                    scope["method"],
+                    scope["path"],
+                    status,
+                    time.monotonic() - start_s,
+                )
 
 
 def _add_id(message: MutableMapping[str, Any], request_id: str) -> None:

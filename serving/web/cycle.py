@@ -1,4 +1,4 @@
-"""One request and its answer on a connection: uvicorn's cycle, closing only when it may."""
+"""A request that the application answers: uvicorn's cycle, closing only when it may."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from uvicorn._types import ASGISendEvent
-from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from serving.errors import WorkerLost, message_of, status_of
@@ -30,10 +30,15 @@ class Flow(FlowControl):
 
 
 class AnswerTransport:
-    """What a cycle writes to; its close is the connection's, which knows when to linger."""
+    """What a cycle writes to: its connection, which knows the order and when to linger."""
 
-    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
-        self.write = transport.write
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        write: Callable[[bytes], None],
+        close: Callable[[], None],
+    ) -> None:
+        self.write = write
         self.is_closing = transport.is_closing
         self.close = close
 
@@ -41,9 +46,46 @@ class AnswerTransport:
 class Cycle(RequestResponseCycle):
     """One request and its answer, which says ``connection: close`` where that is the truth."""
 
-    def __init__(self, *, is_last: Callable[[Cycle], bool], **options: Any) -> None:
+    def __init__(
+        self, *, is_last: Callable[[Cycle], bool], run: Callable[[Cycle], None], **options: Any
+    ) -> None:
         super().__init__(**options)
         self._is_last = is_last
+        self._run = run
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the whole body came."""
+        return not self.more_body
+
+    def start(self) -> None:
+        """Let the application answer."""
+        self._run(self)
+
+    def take(self, body: bytes) -> None:
+        """Keep a piece of the body for the application; too much of it pauses reading."""
+        if self.response_complete:
+            return
+        self.body += body
+        if len(self.body) > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+        self.message_event.set()
+
+    def complete(self) -> None:
+        """Note that the body is complete."""
+        self.more_body = False
+        self.message_event.set()
+
+    def settle(self) -> None:
+        """Do nothing: the application takes what it wants."""
+
+    def late(self) -> None:
+        """Do nothing: the application has deadlines of its own."""
+
+    def leave(self) -> None:
+        """Tell the application that nobody waits."""
+        self.disconnected = True
+        self.message_event.set()
 
     async def send(self, message: ASGISendEvent) -> None:
         """Send a part of the answer."""

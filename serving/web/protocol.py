@@ -1,93 +1,72 @@
-"""uvicorn's HTTP/1.1 protocol with what it lacks for strangers' traffic and a lossless stop.
+"""A connection: uvicorn's HTTP/1.1 protocol with what it lacks for strangers and a lossless stop.
 
 Added: an offer to upgrade is ignored and the request answered; the head has a size and a deadline;
-a peer that does not read has one; errors are JSON and come in their turn; a stop answers what was
-received. There is one live parser at any time.
+a peer that does not read has one; one that only ended its side is answered; errors are JSON and
+come in their turn; a stop answers what was received. Requests that a lane opens go past the
+application, in the same order. There is one live parser at any time.
 """
 
 from __future__ import annotations
 
 import asyncio
-import urllib.parse
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import deque
 from typing import Any, ClassVar, Final
 
-import httptools
-from uvicorn._types import ASGI3Application
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.protocols.http.httptools_impl import (
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
-
-from registry.errors import InvalidInput
 from serving.errors import (
-    HeadersTooLarge,
-    MethodNotAllowed,
     RequestTooSlow,
     message_of,
     status_of,
 )
+from serving.web import departure, head
 from serving.web.cycle import AnswerTransport, Cycle, Flow
-from serving.web.errors import JSON_TYPE, REQUEST_ID, error_body, request_id_of
+from serving.web.deadlines import Deadlines
+from serving.web.errors import JSON_TYPE, REQUEST_ID, Headers, error_body, request_id_of
+from serving.web.exchange import Exchange, Lane
+from serving.web.parsing import RequestParser
 
 # How long what a client still sends is read and thrown away after the last answer: closing at once
 # would reset the connection, and the client might lose the answer with it.
 LINGER_S: Final = 1.0
 # How long an idle connection is listened to after a stop began: a request may be on its way.
 STOP_GRACE_S: Final = 0.2
-_UPGRADE_HEADERS: Final = (b"upgrade", b"http2-settings")
-# Spaces, version and line ends of the request line; separators of a header line.
-_LINE_BYTES: Final = 16
-_HEADER_BYTES: Final = 4
+# Answers are joined into one write up to this size; a larger body is not copied for it.
+JOINED_BYTES: Final = 64 * 1024
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-@dataclass(frozen=True, slots=True)
-class HttpLimits:
-    """Bounds of one connection. ``on_refused`` hears of each request that never became one."""
-
-    max_header_bytes: int = 16 * 1024
-    header_timeout_s: float = 5.0
-    write_timeout_s: float = 10.0
-    keep_alive_s: float = 75.0
-    on_refused: Callable[[Exception], None] | None = None
-
-
-class _Refused(Exception):
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-class RamrackHttpProtocol(HttpToolsProtocol):
+class RamrackHttpProtocol(RequestParser):
     """One connection.
 
     Guarantees: answers come in the order of the requests, an error of the connection after the
     answers that are due before it; what was received before a stop is answered.
     """
 
-    limits: ClassVar[HttpLimits] = HttpLimits()
+    lane: ClassVar[Lane | None] = None
+    heads: ClassVar[head.AnswerHeads] = head.AnswerHeads()
+
+    pipeline: deque[Exchange]  # type: ignore[assignment]  # not only cycles wait here
+    cycle: Cycle | None  # type: ignore[assignment]  # the newest request of the application
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._active: Cycle | None = None
-        self._plain_head: bytes | None = None
+        self._active: Exchange | None = None
         self._last_words = b""
-        self._is_message_open = False
-        self._is_head_open = False
-        # Deaf: what comes is thrown away. Ending: the last answer is out.
-        self._is_deaf = False
+        # Ending: the last answer is out.
         self._is_ending = False
         self._is_stopping = False
-        self._head_bytes = 0
-        # Bytes since the parser last gave anything away: an endless header line, or trailer.
-        self._silent_bytes = 0
+        self._is_advancing = False
+        # The client has ended its side; the first bytes of the next answer are out already.
+        self._has_ended = False
+        self._is_ahead = False
+        self._is_probed = False
+        self._look_s = departure.LOOK_S
         self._unflushed_bytes = 0
-        self._head_timer: asyncio.TimerHandle | None = None
-        self._stall_timer: asyncio.TimerHandle | None = None
-        self._close_timer: asyncio.TimerHandle | None = None
+        # Answers that became ready while bytes were parsed; they go out in one write.
+        self._joined: list[bytes] = []
+        self._joined_bytes = 0
+        self._deadlines = Deadlines(self.loop, self._on_due)
+        self._is_head_due = False
+        self._idle_from_s = 0.0
 
     # What the event loop calls
 
@@ -95,34 +74,34 @@ class RamrackHttpProtocol(HttpToolsProtocol):
         """Take a new connection; its first head is due in header_timeout_s."""
         super().connection_made(transport)
         self.flow = self._flow = Flow(transport)
-        self._start_head_timer()
+        self._await_head()
+        self._deadlines.set("idle", self.limits.keep_alive_s)
 
-    def data_received(self, data: bytes) -> None:
-        """Parse what came; what is no request is answered and ends the connection."""
-        if self._is_deaf:
-            return
-        self._unset_keepalive_if_required()
-        self._silent_bytes += len(data)
-        if not self._is_message_open or self._is_head_open:
-            self._start_head_timer()
-        try:
-            self._feed(data)
-        except httptools.HttpParserError as error:
-            self._refuse(_reason_of(error))
-        else:
-            if self._silent_bytes > self.limits.max_header_bytes:
-                self._refuse(self._head_too_large())
+    def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's never keeps it open
+        """Note that the client sends no more; keep the connection while answers are due.
+
+        TLS has no half-closed connections.
+        """
+        if self._is_ending or self.scheme == "https":
+            return False
+        if self._is_message_open:
+            self._drop_unfinished()
+        if self._active is None and not self.pipeline:
+            return False
+        self._is_deaf = True
+        self._has_ended = True
+        self._deadlines.set("probe", departure.PROBE_AFTER_S)
+        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the request under way that nobody waits for it, and forget those behind."""
         super().connection_lost(exc)
-        self._unset_keepalive_if_required()
-        for timer in (self._head_timer, self._stall_timer, self._close_timer):
-            if timer is not None:
-                timer.cancel()
+        self._deadlines.stop()
+        self._is_deaf = True
         self.pipeline.clear()
-        if self._active is not None:
-            self._leave(self._active)
+        active, self._active = self._active, None
+        if active is not None:
+            active.leave()
 
     def pause_writing(self) -> None:
         """Note that the peer does not read; it has write_timeout_s to take something."""
@@ -130,16 +109,15 @@ class RamrackHttpProtocol(HttpToolsProtocol):
         self._watch_writing()
 
     def resume_writing(self) -> None:
-        """Note that the peer reads again."""
+        """Note that the peer reads again, and answer what waits for that."""
         super().resume_writing()
-        if self._stall_timer is not None and not self.transport.is_closing():
-            self._stall_timer.cancel()
-            self._stall_timer = None
+        if not self.transport.is_closing():
+            self._deadlines.clear("stall")
+            self._advance()
 
     def shutdown(self) -> None:
         """Answer what was received or is being received, then close; called when a stop begins."""
         self._is_stopping = True
-        self._unset_keepalive_if_required()
         if self._is_idle():
             self._become_idle()
 
@@ -160,65 +138,44 @@ class RamrackHttpProtocol(HttpToolsProtocol):
         """Let the next answer be the last one and say so; a client may still ask for it."""
         self._is_stopping = True
 
-    # What the parser calls
+    # What the parsing calls
 
-    def on_message_begin(self) -> None:
-        """Begin a request."""
-        super().on_message_begin()
-        self._is_message_open = True
-        self._is_head_open = True
-        self._head_bytes = _LINE_BYTES
+    def _open(self, method: bytes, *, keep_alive: bool) -> Exchange:
+        exchange: Exchange | None = None
+        if self.lane is not None and method == b"POST":
+            exchange = self.lane.open(
+                self, self.url, self.headers,
+                keep_alive=keep_alive, is_expecting=self.expect_100_continue,
+            )  # fmt: skip
+        if exchange is None:
+            exchange = self.cycle = self._new_cycle(method, keep_alive=keep_alive)
+        return exchange
 
-    def on_url(self, url: bytes) -> None:
-        """Take a piece of the request target."""
-        self._count_head(len(url))
-        super().on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header line."""
-        self._count_head(len(name) + len(value) + _HEADER_BYTES)
-        # A trailer is not part of what the request said before its body.
-        if self._is_head_open:
-            super().on_header(name, value)
-
-    def on_headers_complete(self) -> None:
-        """Start the request, or let it wait its turn."""
-        self._silent_bytes = 0
-        method = self.parser.get_method()
-        if method == b"CONNECT":
-            raise _Refused(MethodNotAllowed("method CONNECT is not allowed: this is no proxy"))
-        if sum(name == b"host" for name, _ in self.headers) > 1:
-            raise _Refused(InvalidInput("request: the header Host stands twice"))
-        if self.parser.should_upgrade():
-            # The parser takes what follows for another protocol; it is fed again without the offer.
-            self._plain_head = self._head_without_upgrade(method)
+    def _admit(self, exchange: Exchange) -> None:
+        if self._is_head_due:
+            self._forget_head()
+        # While stopping the last one of a packet must be known before the first is answered.
+        is_free = self._active is None and not self.pipeline and not self._is_stopping
+        if is_free and not self._flow.write_paused:
+            self._active = exchange
+            exchange.start()
             return
-        self._is_head_open = False
-        self._stop_head_timer()
-        self._complete_scope(method)
-        self._start_cycle()
+        self._flow.pause_reading()
+        self._flow.is_held = True
+        self._deadlines.start("probe", departure.LOOK_S)
+        self.pipeline.appendleft(exchange)
 
-    def on_body(self, body: bytes) -> None:
-        """Take a piece of the body."""
-        self._silent_bytes = 0
-        if self.cycle.response_complete:
-            return
-        self.cycle.body += body
-        if len(self.cycle.body) > HIGH_WATER_LIMIT:
-            self.flow.pause_reading()
-        self.cycle.message_event.set()
+    def _parsed(self, error: Exception | None) -> None:
+        if self._joined:
+            self._flush()
+        if error is not None:
+            # Deaf: the last request was answered, and what follows it is none.
+            if not self._is_deaf:
+                self._refuse(error)
+        elif self._active or self._is_head_open or self.pipeline or not self._has_begun:
+            self._settle()
 
-    def on_message_complete(self) -> None:
-        """End the request; its answer may be out already."""
-        self._silent_bytes = 0
-        if self._plain_head is not None:
-            return
-        self._is_message_open = False
-        self._stop_head_timer()
-        self.cycle.more_body = False
-        self.cycle.message_event.set()
-
-    # What a cycle calls
+    # What a request calls
 
     def on_response_complete(self) -> None:
         """Go on with the next request, the last words, or waiting."""
@@ -226,19 +183,48 @@ class RamrackHttpProtocol(HttpToolsProtocol):
         self._active = None
         if self._is_ending or self.transport.is_closing():
             return
-        if self.pipeline:
-            cycle, app = self.pipeline.pop()
-            self._release_reading()
-            self._start_asgi_task(cycle, app)
-        elif self._last_words:
-            self._say_last_words()
-        else:
-            self._release_reading()
-            if self._is_idle():
-                self._become_idle()
+        if self.pipeline or self._last_words or self._flow.read_paused:
+            self._advance()
+        elif not self._is_message_open:
+            self._become_idle()
 
-    def _is_last(self, cycle: Cycle) -> bool:
-        return self._is_stopping and cycle is self.cycle and not self._is_head_open
+    def send_continue(self) -> None:
+        """Tell a client that waits for leave to send its body."""
+        self._write(_CONTINUE)
+
+    def await_body(self, timeout_s: float) -> None:
+        """Tell the request under way that it is late unless its body is complete by then."""
+        if not self._is_body_due:
+            self._is_body_due = True
+            self._deadlines.set("body", timeout_s)
+
+    def pause_body(self) -> None:
+        """Read no further, for what came is still being worked on."""
+        self._flow.pause_reading()
+
+    def resume_body(self) -> None:
+        """Read on."""
+        self._flow.resume_reading()
+
+    def answer(self, exchange: Exchange, status: int, headers: Headers, body: bytes) -> None:
+        """Send the whole answer to the request under way; ``headers`` lack the content-length."""
+        is_kept = exchange.keep_alive and exchange.is_complete
+        if is_kept and (self._is_stopping or self._has_ended):
+            is_kept = not self._is_last(exchange)
+        defaults = self.server_state.default_headers
+        lines = self.heads.head(status, defaults, headers, len(body), is_kept)
+        if len(body) <= JOINED_BYTES:
+            self._write(lines + body)
+        else:
+            self._write(lines)
+            self._write(body)
+        if not is_kept:
+            self._close_after_answer()
+        self.on_response_complete()
+
+    def _is_last(self, exchange: Exchange) -> bool:
+        is_to_end = self._is_stopping or self._has_ended
+        return is_to_end and exchange is self._newest and not self._is_head_open
 
     def _close_after_answer(self) -> None:
         """Close once the answer is out, in such a way that the client can read it."""
@@ -246,72 +232,39 @@ class RamrackHttpProtocol(HttpToolsProtocol):
             return
         self._is_deaf = True
         self._is_ending = True
-        self._stop_head_timer()
-        if not (self._is_message_open or self._is_stopping):
+        self._flush()
+        self._forget_head()
+        self._body_came()
+        if self._has_ended or not (self._is_message_open or self._is_stopping):
             self._close()
             return
         self._release_reading()
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self._close_timer = self.loop.call_later(LINGER_S, self._close)
+        self._deadlines.set("linger", LINGER_S)
 
     # Inside
 
-    def _new_parser(self) -> Any:
-        parser = httptools.HttpRequestParser(self)
-        parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        return parser
+    def _settle(self) -> None:
+        """Let the request under way have what came, and see what is awaited next."""
+        if self._is_deaf:
+            return
+        if self._active is None:
+            if self.pipeline:
+                self._advance()
+        elif not self._active.is_complete:
+            self._active.settle()
+        if self._is_head_open or (not self._has_begun and self._is_idle()):
+            # Line ends alone begin no request, and do not keep a connection either.
+            self._await_head()
 
-    def _feed(self, data: bytes) -> None:
-        while True:
-            try:
-                self.parser.feed_data(data)
-            except httptools.HttpParserUpgrade as upgrade:
-                rest = data[upgrade.args[0] :]
-                head, self._plain_head = self._plain_head or b"", None
-                self.parser = self._new_parser()
-                data = head + rest
-            else:
-                return
-
-    def _head_without_upgrade(self, method: bytes) -> bytes:
-        version = self.parser.get_http_version().encode("ascii")
-        lines = [method + b" " + self.url + b" HTTP/" + version]
-        for name, value in self.headers:
-            kept = value
-            if name == b"connection":
-                tokens = [token.strip() for token in value.split(b",")]
-                kept = b", ".join(t for t in tokens if t.lower() not in _UPGRADE_HEADERS)
-            if name not in _UPGRADE_HEADERS and (kept or not value):
-                lines.append(name + b": " + kept)
-        return b"\r\n".join((*lines, b"", b""))
-
-    def _count_head(self, size_bytes: int) -> None:
-        self._head_bytes += size_bytes
-        if self._head_bytes > self.limits.max_header_bytes:
-            raise _Refused(self._head_too_large())
-
-    def _head_too_large(self) -> HeadersTooLarge:
-        return HeadersTooLarge(
-            f"request head: larger than max_header_bytes {self.limits.max_header_bytes}"
-        )
-
-    def _complete_scope(self, method: bytes) -> None:
-        http_version = self.parser.get_http_version()
-        url = httptools.parse_url(self.url)
-        path = url.path.decode("ascii")
-        self.scope["method"] = method.decode("ascii")
-        self.scope["http_version"] = http_version
-        self.scope["path"] = urllib.parse.unquote(path) if "%" in path else path
-        self.scope["raw_path"] = url.path
-        self.scope["query_string"] = url.query or b""
-
-    def _start_cycle(self) -> None:
-        http_version = self.scope["http_version"]
-        cycle = Cycle(
+    def _new_cycle(self, method: bytes, *, keep_alive: bool) -> Cycle:
+        self.scope = head.scope_of(self, method)
+        return Cycle(
             is_last=self._is_last,
+            run=self._run_application,
             scope=self.scope,
-            transport=AnswerTransport(self.transport, self._close_after_answer),
+            transport=AnswerTransport(self.transport, self._write, self._close_after_answer),
             flow=self.flow,
             logger=self.logger,
             access_logger=self.access_logger,
@@ -319,20 +272,58 @@ class RamrackHttpProtocol(HttpToolsProtocol):
             default_headers=self.server_state.default_headers,
             message_event=asyncio.Event(),
             expect_100_continue=self.expect_100_continue,
-            keep_alive=http_version != "1.0" and self.parser.should_keep_alive(),
+            keep_alive=keep_alive,
             on_response=self.on_response_complete,
         )
-        self.cycle = cycle
-        if self._active is None and not self.pipeline:
-            self._start_asgi_task(cycle, self.app)
-            return
-        self.flow.pause_reading()
-        self._flow.is_held = True
-        self.pipeline.appendleft((cycle, self.app))
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        self._active = cycle  # type: ignore[assignment]  # only _start_cycle makes cycles
-        super()._start_asgi_task(cycle, app)
+    def _run_application(self, cycle: Cycle) -> None:
+        self._start_asgi_task(cycle, self.app)
+
+    def _advance(self) -> None:
+        """Start the next request if it may; then see whether the connection is idle or at its end.
+
+        A request may be answered before its start returns: then the loop goes on with the next.
+        """
+        if self._is_advancing:
+            return
+        self._is_advancing = True
+        try:
+            while self._active is None and self.pipeline and not self._is_ending:
+                if self._flow.write_paused or self.transport.is_closing():
+                    return
+                self._active = self.pipeline.pop()
+                self._release_reading()
+                self._active.start()
+        finally:
+            self._is_advancing = False
+        if self._active is not None or self._is_ending:
+            return
+        if self._last_words:
+            self._say_last_words()
+        else:
+            self._release_reading()
+            if self._is_idle():
+                self._become_idle()
+
+    def _write(self, data: bytes) -> None:
+        if self._is_ahead:
+            self._is_ahead = False
+            data = data[len(departure.SENT_AHEAD) :]
+        if not self.is_feeding:
+            self.transport.write(data)
+            return
+        self._joined.append(data)
+        self._joined_bytes += len(data)
+        if self._joined_bytes > JOINED_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        joined = self._joined
+        if joined:
+            data = joined[0] if len(joined) == 1 else b"".join(joined)
+            joined.clear()
+            self._joined_bytes = 0
+            self.transport.write(data)
 
     def _release_reading(self) -> None:
         if self._is_deaf or not self.pipeline:
@@ -343,71 +334,132 @@ class RamrackHttpProtocol(HttpToolsProtocol):
         return self._active is None and not self.pipeline and not self._is_message_open
 
     def _become_idle(self) -> None:
-        wait_s = STOP_GRACE_S if self._is_stopping else self.limits.keep_alive_s
-        self._unset_keepalive_if_required()
-        self.timeout_keep_alive_task = self.loop.call_later(wait_s, self._close)
+        self._idle_from_s = self.loop.time()
+        if self._is_stopping:
+            self._deadlines.set("idle", STOP_GRACE_S)
 
     def _refuse(self, error: Exception) -> None:
         """Answer what is no request, after the answers that are due before it, and close."""
-        self._stop_head_timer()
+        self._forget_head()
         if self.limits.on_refused is not None:
             self.limits.on_refused(error)
         self._last_words = self._answer_to(error)
         self._is_deaf = True
         is_in_body = self._is_message_open and not self._is_head_open
-        if is_in_body and self._active is self.cycle:
+        if is_in_body and self._active is self._newest and self._active is not None:
+            has_answered = self._active.response_started
+            self._active.leave()
             self._active = None
-            has_answered = self.cycle.response_started
-            self._leave(self.cycle)
             if has_answered:
                 self._close()
                 return
         elif is_in_body and self.pipeline:
             self.pipeline.popleft()
-        if self._active is None and not self.pipeline:
-            self._say_last_words()
+        if self._active is None:
+            self._advance()
 
     def _say_last_words(self) -> None:
         if not self.transport.is_closing():
-            self.transport.write(self._last_words)
+            self._write(self._last_words)
             self._is_message_open = True
             self._close_after_answer()
 
     def _answer_to(self, error: Exception) -> bytes:
         body = error_body(message_of(error))
-        headers = [
-            *self.server_state.default_headers,
-            JSON_TYPE,
-            (b"content-length", str(len(body)).encode("ascii")),
-            (REQUEST_ID, request_id_of(self.headers or ()).encode("ascii")),
-            (b"connection", b"close"),
-        ]
-        lines = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
-        return STATUS_LINE[status_of(error)] + lines + b"\r\n" + body
+        request_id = request_id_of(self.headers or ()).encode("ascii")
+        lines = self.heads.head(
+            status_of(error), self.server_state.default_headers,
+            [JSON_TYPE, (REQUEST_ID, request_id)], len(body), False,
+        )  # fmt: skip
+        return lines + body
 
-    def _leave(self, cycle: RequestResponseCycle) -> None:
-        cycle.disconnected = True
-        cycle.message_event.set()
+    def _drop_unfinished(self) -> None:
+        """Forget the request whose end cannot come any more."""
+        has_exchange = not self._is_head_open
+        self._is_message_open = self._is_head_open = False
+        if not has_exchange:
+            return
+        if self._active is self._newest:
+            active, self._active = self._active, None
+            if active is not None:
+                active.leave()
+        elif self.pipeline:
+            self.pipeline.popleft()
+            self._newest = self.pipeline[0] if self.pipeline else self._active
 
-    def _start_head_timer(self) -> None:
-        if self._head_timer is None:
-            self._head_timer = self.loop.call_later(
-                self.limits.header_timeout_s, self._on_head_timeout
-            )
+    # Deadlines
 
-    def _stop_head_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+    def _await_head(self) -> None:
+        if not self._is_head_due:
+            self._is_head_due = True
+            self._deadlines.set("head", self.limits.header_timeout_s)
 
-    def _on_head_timeout(self) -> None:
-        self._head_timer = None
-        if self._is_head_open:
+    def _forget_head(self) -> None:
+        self._is_head_due = False
+        self._deadlines.clear("head")
+
+    def _body_came(self) -> None:
+        self._is_body_due = False
+        self._deadlines.clear("body")
+
+    def _on_due(self, name: str) -> None:
+        if name == "head":
+            self._on_head_due()
+        elif name == "body":
+            self._is_body_due = False
+            if self._active is not None:
+                self._active.late()
+        elif name == "idle":
+            self._on_idle_due()
+        elif name == "stall":
+            self._on_stall()
+        elif name == "probe":
+            self._on_probe()
+        else:
+            self._close()
+
+    def _on_idle_due(self) -> None:
+        """Close what was idle all the time; this one deadline is never cleared, only renewed."""
+        wait_s = STOP_GRACE_S if self._is_stopping else self.limits.keep_alive_s
+        idle_s = self.loop.time() - self._idle_from_s if self._is_idle() else 0.0
+        # The loop's clock is read in steps of a millisecond.
+        if idle_s + 0.001 >= wait_s:
+            self._close()
+        else:
+            self._deadlines.set("idle", wait_s - idle_s)
+
+    def _on_head_due(self) -> None:
+        self._is_head_due = False
+        if self._is_head_open and self._flow.read_paused:
+            # It cannot come while nothing is read.
+            self._await_head()
+        elif self._is_head_open:
             limit = f"header_timeout_s {self.limits.header_timeout_s:g}"
             self._refuse(RequestTooSlow(f"request head: not complete within {limit}"))
         elif self._is_idle():
             # Nothing was ever sent, or only line ends: there is no request to answer.
             self._close()
+
+    def _on_probe(self) -> None:
+        """Where the client ended its side, send the first bytes ahead; see how they are taken."""
+        active = self._active
+        if active is None:
+            return
+        peer = departure.peer_of(self.transport)
+        if peer is departure.Peer.GONE:
+            self.transport.abort()
+            return
+        if peer is departure.Peer.SENDS:
+            # It has ended its side only where all of it was read, or the state tells so.
+            self._look_s = departure.LOOK_S
+        elif self._is_probed:
+            self._look_s = min(2 * self._look_s, departure.LOOK_S)
+        elif not active.response_started:
+            self._is_probed = self._is_ahead = True
+            self._look_s = departure.FIRST_LOOK_S
+            self.transport.write(departure.SENT_AHEAD)
+        if self._has_ended or self._flow.is_held:
+            self._deadlines.set("probe", self._look_s)
 
     def _close(self) -> None:
         if not self.transport.is_closing():
@@ -416,22 +468,13 @@ class RamrackHttpProtocol(HttpToolsProtocol):
             self._watch_writing()
 
     def _watch_writing(self) -> None:
-        if self._stall_timer is None:
+        if "stall" not in self._deadlines:
             self._unflushed_bytes = self.transport.get_write_buffer_size()
-            self._stall_timer = self.loop.call_later(self.limits.write_timeout_s, self._on_stall)
+            self._deadlines.set("stall", self.limits.write_timeout_s)
 
     def _on_stall(self) -> None:
         """Cut the connection of a peer that took nothing since the last look."""
-        self._stall_timer = None
         if self.transport.get_write_buffer_size() >= self._unflushed_bytes:
             self.transport.abort()
         else:
             self._watch_writing()
-
-
-def _reason_of(error: httptools.HttpParserError) -> Exception:
-    """Return what a callback of ours refused, or the parser's own words."""
-    cause = error.__context__
-    if isinstance(cause, _Refused):
-        return cause.error
-    return InvalidInput(f"request: not valid HTTP: {cause or error}")

@@ -11,8 +11,11 @@ from typing import Any, Final
 import uvicorn
 
 from serving.settings import Settings
+from serving.web.exchange import Lane
 from serving.web.handover import ConnectionQueue
-from serving.web.protocol import HttpLimits, RamrackHttpProtocol
+from serving.web.head import AnswerHeads
+from serving.web.parsing import HttpLimits
+from serving.web.protocol import RamrackHttpProtocol
 from serving.web.sockets import BACKLOG, refuse_new_connections, waiting_connections
 
 # Handshakes that were under way when the kernel began to refuse new ones end within this.
@@ -27,7 +30,8 @@ class HttpServer(uvicorn.Server):
     """Serves one application on one listener until ``drain``.
 
     uvicorn's signal handlers and its own stop are left out: the first would race with those of the
-    process, the second resets connections that wait in the kernel's queue.
+    process, the second resets connections that wait in the kernel's queue. ``lane``: what answers
+    some requests past the application.
     """
 
     def __init__(
@@ -35,8 +39,14 @@ class HttpServer(uvicorn.Server):
         app: Any,
         settings: Settings,
         on_refused: Callable[[Exception], None] | None = None,
+        *,
+        lane: Lane | None = None,
     ) -> None:
+        fast_lane = lane
+
         class Protocol(RamrackHttpProtocol):
+            lane = fast_lane
+            heads = AnswerHeads()
             limits = HttpLimits(
                 max_header_bytes=settings.max_header_bytes,
                 header_timeout_s=settings.header_timeout_s,

@@ -1,9 +1,14 @@
-"""How many workers run, with how many threads each, and on which cores."""
+"""How many workers run, with how many threads each, and on which cores.
+
+One budget of cores for everything: workers, the threads of a run, and the pools of the libraries
+beside it, which are held to one thread each (``worker_process.ENVIRONMENT``).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 MAX_DEFAULT_WORKERS: Final = 8
@@ -11,28 +16,40 @@ MAX_DEFAULT_WORKERS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlan:
-    """``cpus``: for each slot the cores it is pinned to; empty where it may roam."""
+    """``cpus``: for each slot the processors it is pinned to; empty where it may roam."""
 
     workers: int
     threads: int
     cpus: tuple[tuple[int, ...], ...]
 
+    def excess(self, usable_cores: int) -> str:
+        """Say that the settings ask for more threads than there are cores; empty: they do not."""
+        wanted = self.workers * self.threads
+        if wanted <= usable_cores:
+            return ""
+        return (
+            f"{self.workers} workers with {self.threads} threads each want {wanted} cores and "
+            f"{usable_cores} are usable, so runs wait for one another: leave workers or "
+            "threads_per_worker at 0"
+        )
+
 
 def plan_workers(
-    affinity: Sequence[int], usable_cores: int, workers: int = 0, threads: int = 0
+    cores: Sequence[Sequence[int]], usable_cores: int, workers: int = 0, threads: int = 0
 ) -> WorkerPlan:
-    """Return the plan for ``usable_cores`` of the cores in ``affinity``.
+    """Return the plan for ``usable_cores`` of ``cores``, each given as its processors.
 
     ``workers`` and ``threads`` of 0 are chosen so that together they never exceed the cores.
     Slots are pinned only where each can have cores of its own *and* no CPU quota is below the
-    affinity: under a quota the scheduler must stay free to use whichever core is idle.
+    affinity: under a quota the scheduler must stay free to use whichever core is idle. A slot gets
+    all hardware threads of its cores: what does not compute runs on the second one.
     """
     workers = workers or min(usable_cores, MAX_DEFAULT_WORKERS)
     threads = threads or max(1, usable_cores // workers)
-    cores = sorted(affinity)
-    is_pinned = workers > 1 and workers * threads <= len(cores) and usable_cores >= len(cores)
+    own = sorted(tuple(core) for core in cores)
+    is_pinned = workers > 1 and workers * threads <= len(own) and usable_cores >= len(own)
     cpus = tuple(
-        tuple(cores[slot * threads : (slot + 1) * threads]) if is_pinned else ()
+        tuple(sorted(chain(*own[slot * threads : (slot + 1) * threads]))) if is_pinned else ()
         for slot in range(workers)
     )
     return WorkerPlan(workers, threads, cpus)

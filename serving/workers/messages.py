@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -81,10 +81,14 @@ def parse_hello(document: Mapping[str, Any]) -> Hello:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Said only when ``generation`` holds in the worker. ``versions``: all of that target."""
+    """Said only when ``generation`` holds in the worker. ``versions``: all of that target.
+
+    ``unreleased``: what was unloaded since the last report, with the bytes that did not come back.
+    """
 
     generation: int
     versions: Mapping[VersionKey, VersionReport]
+    unreleased: Mapping[VersionKey, int] = field(default_factory=dict)
 
     def to_json(self) -> JsonObject:
         """Return the JSON form that ``parse_report`` reads."""
@@ -92,7 +96,13 @@ class Report:
             {"model": model, "version": version, **dataclasses.asdict(report)}
             for (model, version), report in self.versions.items()
         ]
-        return {"generation": self.generation, "versions": versions}
+        unreleased: list[Json] = [
+            {"model": model, "version": version, "bytes": count}
+            for (model, version), count in self.unreleased.items()
+        ]
+        return {
+            "generation": self.generation, "versions": versions, "unreleased": unreleased,
+        }  # fmt: skip
 
 
 def parse_report(document: Mapping[str, Any]) -> Report:
@@ -107,6 +117,10 @@ def parse_report(document: Mapping[str, Any]) -> Report:
                 private_bytes=int(item["private_bytes"]),
             )
             for item in document["versions"]
+        },
+        unreleased={
+            (str(item["model"]), int(item["version"])): int(item["bytes"])
+            for item in document["unreleased"]
         },
     )
 

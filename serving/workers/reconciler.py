@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -12,15 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
+from models import priority
 from models.errors import LoadFailed
-from models.memory import resident_anonymous_bytes, trim
 from models.servable import Loader, LoadSpec, Servable
 from models.signature import Signature
 from registry.lifecycle import State
+from registry.model_settings import ModelSettings
 from registry.serving_map import ModelView, ServingMap, Snapshot, VersionView
 from serving.fleet import VersionKey, VersionReport
 from serving.target import Target, TargetVersion
 from serving.workers.messages import Report
+from serving.workers.private_memory import PrivateMemory
 
 _log = logging.getLogger(__name__)
 # A batcher gets this long to end the runs that outlasted the drain; they are terminated first.
@@ -73,15 +74,15 @@ class Plan:
 
 
 def diff(loaded: Mapping[VersionKey, str], failed: Collection[VersionKey], target: Target) -> Plan:
-    """Return the steps from what is loaded (key to digest) to the target.
+    """Return the steps from what is loaded (key to form) to the target.
 
     A version that failed is not tried again while targets go on naming it: the same target given
     twice changes nothing. To try again, name it no more in one target and again in a later one.
     """
     wanted = {(v.model, v.version): v for v in target.versions}
     stale = {
-        key for key, digest in loaded.items()
-        if key not in wanted or wanted[key].manifest.digest != digest
+        key for key, form in loaded.items()
+        if key not in wanted or wanted[key].form != form
     }  # fmt: skip
     return Plan(
         loads=tuple(
@@ -147,6 +148,7 @@ def _view(
 @dataclass(slots=True)
 class _Removal(Generic[S]):
     served: S
+    form: str
     report: VersionReport
     task: asyncio.Task[None] | None = None
     is_closing: bool = False
@@ -174,6 +176,7 @@ class Reconciler(Generic[S]):
         mark_loading: Callable[[VersionKey | None], None],
         forget: Callable[[VersionKey], None],
         report: Callable[[Report], None],
+        configure: Callable[[S, ModelSettings], None] = lambda _served, _settings: None,
     ) -> None:
         self._serving_map = serving_map
         self._loader = loader
@@ -184,12 +187,20 @@ class Reconciler(Generic[S]):
         self._mark_loading = mark_loading
         self._forget = forget
         self._report = report
+        self._configure = configure
         self._wanted: Target | None = None
         self._changed = asyncio.Event()
         self._loaded: dict[VersionKey, S] = {}
+        self._forms: dict[VersionKey, str] = {}
         self._reports: dict[VersionKey, VersionReport] = {}
         self._removals: dict[VersionKey, _Removal[S]] = {}
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="loads")
+        self._memory = PrivateMemory()
+        self._unreleased: dict[VersionKey, int] = {}
+        self._thread = ThreadPoolExecutor(
+            1, thread_name_prefix="loads",
+            # With more threads the session's own pool would be started here and inherit it.
+            initializer=priority.step_back_thread if threads == 1 else None,
+        )  # fmt: skip
         self.is_loading = False
 
     def set_target(self, target: Target) -> None:
@@ -199,7 +210,9 @@ class Reconciler(Generic[S]):
         self._wanted = target
         self._revive(target)
         wanted = {(v.model, v.version) for v in target.versions}
-        leaving = {key: self._loaded.pop(key) for key in diff(self._digests(), (), target).unloads}
+        leaving = {key: self._loaded.pop(key) for key in diff(self._forms, (), target).unloads}
+        for key, served in self._loaded.items():
+            self._set_up(key, served)
         self._refresh()  # before the drains begin, so that no new handle can appear
         for key, served in leaving.items():
             self._start_removal(key, served)
@@ -220,7 +233,9 @@ class Reconciler(Generic[S]):
                 self._changed.clear()
                 target = self._wanted
                 if target is not None and await self._make_true(target):
-                    self._report(Report(target.generation, self._reports_of(target)))
+                    unreleased, self._unreleased = self._unreleased, {}
+                    reports = self._reports_of(target)
+                    self._report(Report(target.generation, reports, unreleased))
         finally:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
@@ -228,8 +243,9 @@ class Reconciler(Generic[S]):
         """Return every version in memory, those that are being unloaded included."""
         return (*self._loaded.values(), *(r.served for r in self._removals.values()))
 
-    def _digests(self) -> dict[VersionKey, str]:
-        return {key: served.digest for key, served in self._loaded.items()}
+    def _set_up(self, key: VersionKey, served: S) -> None:
+        settings = self._wanted.settings if self._wanted is not None else {}
+        self._configure(served, settings.get(key[0], ModelSettings()))
 
     def _failed(self) -> dict[VersionKey, str]:
         return {k: r.reason for k, r in self._reports.items() if r.state == State.FAILED}
@@ -243,7 +259,7 @@ class Reconciler(Generic[S]):
 
     async def _make_true(self, target: Target) -> bool:
         """Return whether ``target`` holds; False when a newer one came in between."""
-        for version in diff(self._digests(), self._failed(), target).loads:
+        for version in diff(self._forms, self._failed(), target).loads:
             if self._wanted is not target:
                 return False
             await self._load(version)
@@ -267,9 +283,9 @@ class Reconciler(Generic[S]):
             await asyncio.wait([removal.task])
         self._mark_loading(key)
         self.is_loading = True
-        before_bytes, started = resident_anonymous_bytes(os.getpid()), time.monotonic()
+        started = time.monotonic()
         try:
-            servable = await self._in_thread(self._open, version)
+            servable, private_bytes = await self._in_thread(self._open, version)
             served = self._build(version, servable)
         except LoadFailed as error:
             self._fail(key, str(error))
@@ -278,31 +294,38 @@ class Reconciler(Generic[S]):
             self._fail(key, f"loading ended with an internal error: {type(error).__name__}")
         else:
             self._reports[key] = VersionReport(
-                State.READY, "", time.monotonic() - started,
-                max(0, resident_anonymous_bytes(os.getpid()) - before_bytes),
-            )  # fmt: skip
-            self._settle_load(key, served)
+                State.READY, "", time.monotonic() - started, private_bytes
+            )
+            self._settle_load(version, served)
         finally:
             self._mark_loading(None)
             self.is_loading = False
         self._refresh()
 
-    def _open(self, version: TargetVersion) -> Servable:
+    def _open(self, version: TargetVersion) -> tuple[Servable, int]:
+        """Load in the loads' thread; return the private memory that it took, too."""
         spec = LoadSpec(
             version.model, version.version, version.manifest,
             self._objects_dir, self._threads, version.inspection,
         )  # fmt: skip
-        servable = self._loader.load(spec)
-        trim()
-        return servable
+        self._memory.begin()
+        try:
+            servable = self._loader.load(spec)
+        except BaseException:
+            self._memory.failed()
+            raise
+        return servable, self._memory.loaded((version.model, version.version))
 
     def _fail(self, key: VersionKey, reason: str) -> None:
         self._reports[key] = VersionReport(State.FAILED, reason)
 
-    def _settle_load(self, key: VersionKey, served: S) -> None:
+    def _settle_load(self, version: TargetVersion, served: S) -> None:
         """Keep a version that was loaded, unless a newer target no longer names it."""
+        key = (version.model, version.version)
         wanted = self._wanted.versions if self._wanted is not None else ()
-        if any((v.model, v.version) == key and v.manifest.digest == served.digest for v in wanted):
+        self._forms[key] = version.form
+        if any((v.model, v.version) == key and v.form == version.form for v in wanted):
+            self._set_up(key, served)
             self._loaded[key] = served
         else:
             self._start_removal(key, served)
@@ -314,14 +337,15 @@ class Reconciler(Generic[S]):
             removal = self._removals.get(key)
             if removal is None or removal.is_closing:
                 continue
-            if removal.served.digest == version.manifest.digest and removal.task is not None:
+            if removal.form == version.form and removal.task is not None:
                 removal.task.cancel()
                 del self._removals[key]
                 self._loaded[key] = removal.served
+                self._forms[key] = removal.form
                 self._reports[key] = removal.report
 
     def _start_removal(self, key: VersionKey, served: S) -> None:
-        removal = _Removal(served, self._reports.pop(key))
+        removal = _Removal(served, self._forms.pop(key), self._reports.pop(key))
         self._removals[key] = removal
         removal.task = asyncio.create_task(self._remove(key, removal), name=f"unload {key}")
 
@@ -335,23 +359,25 @@ class Reconciler(Generic[S]):
             is_drained = False
         removal.is_closing = True
         try:
-            await self._close(removal.served, is_drained=is_drained)
+            await self._close(key, removal.served, is_drained=is_drained)
         except Exception:  # noqa: BLE001 - a version that cannot close must not block its successors
             _log.exception("unload failed", extra={"model": model, "version": version})
         finally:
             del self._removals[key]
             self._forget(key)
 
-    async def _close(self, served: S, *, is_drained: bool) -> None:
+    async def _close(self, key: VersionKey, served: S, *, is_drained: bool) -> None:
         if not is_drained:
             served.servable.terminate()
         await served.batcher.close(CLOSE_TIMEOUT_S)
-        await self._in_thread(_close_and_trim, served.servable)
+        self._unreleased[key] = await self._in_thread(self._shut, (key, served.servable))
+
+    def _shut(self, what: tuple[VersionKey, Servable]) -> int:
+        """Close in the loads' thread; return what the version did not give back."""
+        key, servable = what
+        self._memory.begin()
+        servable.close()
+        return self._memory.unloaded(key)
 
     async def _in_thread(self, function: Callable[[A], R], argument: A) -> R:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, argument)
-
-
-def _close_and_trim(servable: Servable) -> None:
-    servable.close()
-    trim()

@@ -16,6 +16,8 @@ from serving.workers.worker_process import WorkerProcess
 
 # Why a worker was replaced, as the metrics count it; each is there from the start.
 RESTART_LABELS: Final = ("hung", "start", "signal", "exit", "rolling")
+# Unloads whose result is remembered; each is asked for as soon as it is over.
+MAX_UNLOADS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ class Slot:
     generation: int = 0
     taken_generation: int = 0
     reports: Mapping[VersionKey, VersionReport] = field(default_factory=dict)
+    unreleased: Mapping[VersionKey, int] = field(default_factory=dict)
     memory_bytes: int = 0
     is_ready: bool = False
     is_listening: bool = False
@@ -97,6 +100,7 @@ class Slot:
         """Forget the former worker: a new one holds nothing yet."""
         self.state, self.started_at, self.beat_at = "starting", now, now
         self.generation, self.reports, self.memory_bytes = 0, {}, 0
+        self.unreleased = {}
         self.taken_generation = 0
         self.is_ready = self.is_listening = self.is_early = False
         self.can_take.clear()
@@ -123,6 +127,8 @@ class Slot:
         elif frame.type == messages.REPORT:
             report = messages.parse_report(body)
             self.generation, self.reports = report.generation, report.versions
+            recent = [*{**self.unreleased, **report.unreleased}.items()][-MAX_UNLOADS:]
+            self.unreleased = dict(recent)
         elif frame.type == messages.FATAL:
             self.fatal_reason = str(body["reason"])
         else:

@@ -222,6 +222,14 @@ class Supervisor:
         """Return every slot in order."""
         return tuple(slot.info() for slot in self._slots)
 
+    def unreleased(self, key: VersionKey) -> Mapping[int, int]:
+        """Return by slot what the last unload of a version left in its worker, in bytes."""
+        return {
+            slot.index: slot.unreleased[key]
+            for slot in self._slots
+            if slot.is_listening and key in slot.unreleased
+        }
+
     def restarts(self) -> Mapping[str, int]:
         """Return how many workers were replaced, by one of a few reasons."""
         return dict(self._restarts)

@@ -15,20 +15,27 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import uvloop
 
+from models import priority
 from models.memory import trim
 from models.servable import Loader, Servable
 from registry.serving_map import ServingMap
 from serving.data.app import create_data_app
 from serving.data.batcher import Batcher, BatchLimits
+from serving.data.body import BodyReader
 from serving.data.data_plane import DataPlane, RequestHead, ServedVersion
+from serving.data.lane import InferLane
+from serving.data.model_gate import ModelGate
+from serving.data.response_cache import ResponseCache
+from serving.data.run_policy import RunPolicy, has_one_shape
+from serving.data.run_pool import RunPool, background_executor
 from serving.fleet import VersionKey
 from serving.logs import configure_logs
 from serving.metrics.page import MetricsMemory
+from serving.settings import Settings
 from serving.target import Target, TargetVersion, parse_target
 from serving.web.handover import ConnectionQueue
 from serving.web.server import HttpServer
@@ -50,6 +57,13 @@ MAX_RUNS: Final = 32
 # After max_run_s a run is told to end and has some seconds for it; one that goes on past this
 # holds a thread and a version for good, and only a new process helps.
 STUCK_AFTER_S: Final = 10.0
+# A worker comes back with all it held; without the parent there is nothing to come back to.
+OOM_SCORE: Final = 300
+# Threads that decode and encode what is large; the interpreter lets one at a time go on anyway.
+CODEC_THREADS: Final = 4
+# A thread that decodes a large body gives the interpreter to the event loop after this time, not
+# after Python's 5 ms.
+SWITCH_S: Final = 0.0005
 
 
 class Worker:
@@ -72,7 +86,10 @@ class Worker:
         self._may_accept = asyncio.Event()
         self._is_restored = False
         self._has_no_successor = asyncio.Event()
-        self._runs = ThreadPoolExecutor(MAX_RUNS, thread_name_prefix="run")
+        self._runs = RunPool(MAX_RUNS)
+        cache_bytes = hello.settings.response_cache_bytes
+        self._cache = ResponseCache(cache_bytes) if cache_bytes else None
+        self._gates: dict[str, ModelGate] = {}
         serving_map: ServingMap[ServedVersion] = ServingMap()
         self._reconciler = Reconciler(
             serving_map,
@@ -81,15 +98,18 @@ class Worker:
             threads=hello.threads,
             drain_timeout_s=hello.settings.drain_timeout_s,
             build=self._serve,
+            configure=lambda served, settings: served.apply(settings, hello.settings),
             mark_loading=self._mark_loading,
-            forget=lambda key: self._region.drop_version(*key),
+            forget=self._forget,
             report=self._report,
         )
         self._plane = DataPlane(serving_map, self._region.plane, hello.settings, memory.statistics)
+        bodies = BodyReader(hello.settings)
         self._server = HttpServer(
-            create_data_app(self._plane, hello.settings),
+            create_data_app(self._plane, hello.settings, bodies),
             hello.settings,
             on_refused=self._count_refused,
+            lane=InferLane(self._plane, hello.settings, bodies),
         )
 
     @property
@@ -190,6 +210,11 @@ class Worker:
         body = {} if key is None else {"model": key[0], "version": key[1]}
         self._wire.post(messages.LOADING, body)
 
+    def _forget(self, key: VersionKey) -> None:
+        self._region.drop_version(*key)
+        if self._cache is not None:
+            self._cache.forget(key)
+
     def _serve(self, version: TargetVersion, servable: Servable) -> ServedVersion:
         settings = self._hello.settings
         counters = self._region.version(version.model, version.version)
@@ -209,10 +234,14 @@ class Worker:
                     max_run_s=settings.max_run_s,
                 ),
                 counters=counters,
-                executor=self._runs,
+                executor=self._runs.executor(),
+                policy=_policy(version, settings),
             ),
             counters=counters,
             timeout_ms=settings.timeout_ms,
+            max_output_bytes=settings.max_output_bytes,
+            cache=self._cache,
+            gate=self._gates.setdefault(version.model, ModelGate(version.model)),
         )
 
     def _count_refused(self, error: Exception) -> None:
@@ -221,11 +250,24 @@ class Worker:
 
     def _stuck(self) -> str:
         """Return the version that has a run which does not end although it was told to."""
-        limit_s = self._hello.settings.max_run_s + STUCK_AFTER_S
         for served in self._reconciler.held():
+            limit_s = served.batcher.limits.max_run_s + STUCK_AFTER_S
             if served.batcher.statistics().oldest_run_s > limit_s:
                 return f"{served.model}/{served.version}"
         return ""
+
+
+def _policy(version: TargetVersion, settings: Settings) -> RunPolicy:
+    """Return how a version starts out; a run with control flow may go on for ever."""
+    inspection = version.inspection
+    is_alike = has_one_shape(inspection.signature)
+    return RunPolicy(
+        max_batch_rows=settings.max_batch_rows,
+        run_s=inspection.run_s,
+        # Requests that are never merged are not told apart by shape.
+        may_inline=not inspection.has_control_flow and (is_alike or inspection.is_batchable),
+        has_one_shape=is_alike,
+    )
 
 
 async def _live(
@@ -246,6 +288,9 @@ async def _live(
     try:
         if hello.cpus:
             os.sched_setaffinity(0, hello.cpus)
+        sys.setswitchinterval(SWITCH_S)
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(background_executor(CODEC_THREADS))
         memory = MetricsMemory.attach(metrics_fd, hello.regions)
         worker = Worker(hello, wire, listener, queue, memory, loader_factory(hello.threads))
         trim()
@@ -274,8 +319,10 @@ def _reason(error: BaseException) -> str:
 
 def onnx_loader(threads: int) -> Loader:
     """Return the loader of ONNX Runtime; imported here, in the worker, and nowhere earlier."""
-    from models.runtime.onnx import OnnxLoader
+    from models.runtime.onnx import OnnxLoader, prime
 
+    # What the first session of a process takes for good is no version's private memory.
+    prime(threads)
     return OnnxLoader(threads)
 
 
@@ -293,6 +340,7 @@ def main(
     queue = ConnectionQueue.of_fds(sender_fd, receiver_fd)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    priority.die_before_parent(OOM_SCORE)
     is_busy = uvloop.run(_live(listener_fd, wire_fd, metrics_fd, queue, loader_factory))
     if is_busy:
         # A thread inside native code ends when it likes, or never; a normal exit waits for it.

@@ -16,7 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from models.errors import InputRefused, RunFailed, RunTerminated
 from models.servable import Array
 from registry.errors import NotReady
+from serving.data.batch_run import GroupKey
 from serving.data.batcher import Batcher, BatchLimits, Result
+from serving.data.run_policy import Cut
 from serving.errors import DeadlineExpired, QueueFull
 from tests.fakes import FakeCounters, FakeServable, ManualClock, ManualExecutor
 
@@ -34,6 +36,23 @@ class DrivenLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._driven.now_ns / 1e9
+
+
+class DrawnPolicy:
+    """Says what hypothesis drew: every decision may be any, and rows must be right all the same."""
+
+    def __init__(self) -> None:
+        self.next = Cut(is_inline=False, max_rows=MAX_BATCH_ROWS, max_members=99)
+        self.needed_ns = 0.0
+
+    def cut(self, key: GroupKey, rows: int, waiting: int) -> Cut:
+        return self.next
+
+    def expected_ns(self, key: GroupKey, rows: int) -> float:
+        return self.needed_ns
+
+    def measured(self, key: GroupKey, members: int, rows: int, run_ns: int) -> None:
+        assert (members, rows) >= (1, 1)
 
 
 @dataclass
@@ -62,6 +81,7 @@ class BatcherMachine(RuleBasedStateMachine):
         self.serial = 0
         self.sent: list[Sent] = []
         self.is_batchable = is_batchable
+        self.policy = DrawnPolicy()
         self.batcher = Batcher(
             self.servable,
             name="m/1",
@@ -69,6 +89,7 @@ class BatcherMachine(RuleBasedStateMachine):
             limits=BatchLimits(QUEUE_ROWS, MAX_BATCH_ROWS, 60.0, slots),
             counters=self.counters,
             executor=self.executor,
+            policy=self.policy,
             clock=self.clock,
         )
 
@@ -100,6 +121,10 @@ class BatcherMachine(RuleBasedStateMachine):
         timeout_ms=st.sampled_from([1000, 1000, 5, 1]),
     )
     def submit(self, rows: int, width: int, is_poisoned: bool, timeout_ms: int) -> None:
+        self.add(rows, width, is_poisoned, timeout_ms)
+        self.settle()
+
+    def add(self, rows: int, width: int, is_poisoned: bool, timeout_ms: int) -> None:
         start = self.serial
         self.serial += rows * width
         values = np.arange(start, self.serial, dtype=np.float64).reshape(rows, width)
@@ -110,7 +135,6 @@ class BatcherMachine(RuleBasedStateMachine):
         work = self.batcher.submit({"x": values}, rows, None, deadline_ns)
         task = self.loop.create_task(work)
         self.sent.append(Sent(task, values, is_poisoned, deadline_ns))
-        self.settle()
 
     @rule(
         rows=st.lists(st.integers(1, 3), min_size=2, max_size=4),
@@ -142,6 +166,34 @@ class BatcherMachine(RuleBasedStateMachine):
         self.fails_next = False
         self.settle()
 
+    @rule(
+        is_inline=st.booleans(),
+        max_rows=st.sampled_from([1, 3, MAX_BATCH_ROWS]),
+        max_members=st.sampled_from([1, 2, 99]),
+        needed_ms=st.sampled_from([0, 0, 2]),
+    )
+    def decide(self, is_inline: bool, max_rows: int, max_members: int, needed_ms: int) -> None:
+        self.policy.next = Cut(is_inline, max_rows, max_members)
+        self.policy.needed_ns = needed_ms * 1e6
+
+    @rule(
+        rows=st.lists(st.integers(0, 3), min_size=2, max_size=6),
+        bad=st.integers(-3, 5),
+        gone=st.integers(-3, 5),
+        is_failing=st.booleans(),
+    )
+    def arrive_together(self, rows: list[int], bad: int, gone: int, is_failing: bool) -> None:
+        """Submit in one pass of the loop, one of them leaving before the flush."""
+        self.fails_next = is_failing
+        for index, count in enumerate(rows):
+            self.add(count, 2, index == bad, 1000)
+        if 0 <= gone < len(rows):
+            sent = self.sent[-len(rows) :][gone]
+            sent.was_cancelled = True
+            self.loop.call_soon(sent.task.cancel)
+        self.settle()
+        self.fails_next = False
+
     @rule(milliseconds=st.sampled_from([1, 4, 10]))
     def wait(self, milliseconds: int) -> None:
         self.clock.advance_ms(milliseconds)
@@ -154,7 +206,8 @@ class BatcherMachine(RuleBasedStateMachine):
         closing = self.loop.create_task(self.batcher.close(60))
         self.settle()
         while not closing.done():
-            self.executor.run_next()
+            if self.executor.waiting:
+                self.executor.run_next()
             self.settle()
         closing.result()
         assert all(sent.task.done() for sent in self.sent)
@@ -183,7 +236,7 @@ class BatcherMachine(RuleBasedStateMachine):
         elif isinstance(error, InputRefused):
             assert sent.is_poisoned
         elif isinstance(error, DeadlineExpired):
-            assert self.clock.now_ns >= sent.deadline_ns
+            assert self.clock.now_ns >= sent.deadline_ns - 2_000_000
         elif isinstance(error, NotReady):
             assert self.is_closed
         else:

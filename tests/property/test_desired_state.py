@@ -7,32 +7,109 @@ import json
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from registry import desired
+from registry import budget, desired, plan, state_document
+from registry.budget import Footprint
 from registry.desired import DesiredState
-from registry.errors import Conflict, NotFound
+from registry.errors import Conflict, NotFound, OverBudget, RegistryError
+from registry.lifecycle import State
+from registry.model_settings import ModelSettings, changed
 from registry.rollout import Stamp
+from registry.traffic import Share, Traffic
+from registry.traffic_rules import LATEST_WISH, RouteWish, remaining
 
 pytestmark = pytest.mark.slow
 
-VERSIONS = st.integers(1, 5)
+MODELS = st.sampled_from(["m", "n"])
+VERSIONS = st.integers(1, 6)
 ALIASES = st.sampled_from(["a", "b"])
-M = "m"
+BUDGET_BYTES = 60
+WHOLE = 100
+
+
+def traffic_of(data, versions: list[int]) -> Traffic:
+    """Draw a split of one to three versions of whole weights, and shadows beside it."""
+    drawn = data.draw(st.permutations(versions)) if len(versions) > 1 else versions
+    count = data.draw(st.integers(1, min(3, len(drawn))))
+    cuts = data.draw(
+        st.lists(st.integers(1, 99), min_size=count - 1, max_size=count - 1, unique=True)
+    )
+    edges = [0, *sorted(cuts), WHOLE]
+    shares = tuple(Share(v, edges[i + 1] - edges[i]) for i, v in enumerate(sorted(drawn[:count])))
+    shadows = data.draw(st.integers(0, min(2, len(drawn) - count)))
+    return Traffic(shares, tuple(sorted(drawn[count : count + shadows])))
+
+
+class Model:
+    """One model as dictionaries: what the documented rules make of it."""
+
+    def __init__(self) -> None:
+        self.states: dict[int, str] = {}
+        self.aliases: dict[str, int] = {}
+        self.traffic: Traffic | None = None
+        self.previous: Traffic | None = None
+        self.is_latest = False
+        self.been: set[int] = set()
+        self.settings: dict[str, int] = {}
+
+    def is_ready(self, version: int) -> bool:
+        return self.states.get(version) == "READY"
+
+    def ready(self) -> list[int]:
+        return [version for version in self.states if self.is_ready(version)]
+
+    def may_route(self, traffic: Traffic) -> bool:
+        return all(map(self.is_ready, traffic.versions))
+
+    def move(self, traffic: Traffic, *, is_latest: bool = False) -> None:
+        if self.traffic not in (None, traffic):
+            self.previous = remaining(self.traffic, self.is_ready)
+        self.set(traffic, is_latest=is_latest)
+
+    def set(self, traffic: Traffic, *, is_latest: bool) -> None:
+        self.traffic, self.is_latest = traffic, is_latest
+        self.been |= {share.version for share in traffic.split}
+        if self.previous == traffic:
+            self.previous = None
+
+    def fail(self, version: int) -> None:
+        was_ready = self.is_ready(version)
+        self.states[version] = "FAILED"
+        if self.traffic is None or not was_ready:
+            return
+        if self.previous is not None:
+            self.previous = remaining(self.previous, self.is_ready)
+        if version in self.traffic.shadow:
+            left = tuple(v for v in self.traffic.shadow if v != version)
+            self.set(Traffic(self.traffic.split, left), is_latest=self.is_latest)
+        elif version in self.traffic.versions:
+            goal = self.previous or remaining(self.traffic, self.is_ready)
+            if goal is not None:
+                self.previous = None
+                self.set(goal, is_latest=False)
+        elif self.previous == self.traffic:
+            self.previous = None
+
+    def is_held(self, version: int) -> bool:
+        named = {*self.aliases.values()}
+        for traffic in (self.traffic, self.previous):
+            named |= set(traffic.versions) if traffic is not None else set()
+        return version in named
 
 
 class DesiredMachine(RuleBasedStateMachine):
-    """Each rule does to three dictionaries what the change is documented to do."""
+    """Each rule does to the dictionaries what the change is documented to do."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    @initialize()
+    def begin_empty(self) -> None:
         self.state = DesiredState()
         self.seq = 0
-        self.states: dict[int, str] = {}
-        self.aliases: dict[str, int] = {}
-        self.route: int | None = None
-        self.previous: int | None = None
-        self.is_latest = False
+        self.models = {"m": Model(), "n": Model()}
+        self.stored: dict[str, set[int]] = {"m": set(), "n": set()}
+        for version in range(1, 5):
+            self.load("m", version)
+            self.load("n", version)
 
     def stamp(self) -> Stamp:
         self.seq += 1
@@ -42,7 +119,7 @@ class DesiredMachine(RuleBasedStateMachine):
         before = self.state
         try:
             after = change()
-        except (Conflict, NotFound):
+        except RegistryError:
             assert not is_allowed
             return False
         assert is_allowed
@@ -50,118 +127,263 @@ class DesiredMachine(RuleBasedStateMachine):
         self.state = after
         return True
 
-    def ready(self) -> list[int]:
-        return [v for v, state in self.states.items() if state == "READY"]
+    def switch(self, is_allowed: bool, make) -> bool:
+        """Carry out the last step of a plan as the single writer does."""
 
-    def move(self, version: int, *, is_latest: bool) -> None:
-        if self.route not in (None, version):
-            self.previous = self.route if self.states.get(self.route) == "READY" else None
-        self.route, self.is_latest = version, is_latest
+        def change() -> DesiredState:
+            *_, step = make()
+            after = self.state
+            for one in step.changes:
+                after = one.apply(after, self.stamp())
+            return desired.at_once(self.state, after)
 
-    @rule(version=VERSIONS)
-    def begin(self, version):
-        allowed = self.states.get(version) not in ("READY", "LOADING")
-        if self.attempt(
-            allowed, lambda: desired.begin_load(self.state, M, version, {"v": version})
-        ):
-            self.states[version] = "LOADING"
+        return self.attempt(is_allowed, change)
 
-    @rule(version=VERSIONS)
-    def finish(self, version):
-        allowed = self.states.get(version) in ("READY", "LOADING")
-        change = lambda: desired.finish_load(self.state, M, version, self.stamp())  # noqa: E731
+    @rule(name=MODELS, version=VERSIONS)
+    def publish(self, name, version):
+        model = self.models[name]
+        self.stored[name].add(version)
+        states = {v: State(model.states.get(v, "UNLOADED")) for v in self.stored[name]}
+        for old in plan.expired(self.state.model(name), name, states, version):
+            assert old not in model.states
+            assert not model.is_held(old)
+            assert old != version
+            self.stored[name].discard(old)
+
+    @rule(name=MODELS, version=VERSIONS)
+    def begin(self, name, version):
+        if version not in self.stored[name]:
+            return
+        model = self.models[name]
+        allowed = model.states.get(version) not in ("READY", "LOADING")
+        held = self.footprints()
+        if allowed:
+            try:
+                budget.admit(BUDGET_BYTES, held, (name, version), self.footprint(name, version), 2)
+            except OverBudget:
+                return
+        change = lambda: desired.begin_load(self.state, name, version, {"v": version})  # noqa: E731
         if self.attempt(allowed, change):
-            self.states[version] = "READY"
-            if self.route is None:
-                self.move(version, is_latest=False)
-            elif self.is_latest:
-                self.move(max(self.ready()), is_latest=True)
+            model.states[version] = "LOADING"
 
-    @rule(version=VERSIONS)
-    def fail(self, version):
-        was_ready = self.states.get(version) == "READY"
-        self.attempt(True, lambda: desired.fail(self.state, M, version, "why", self.stamp()))
-        self.states[version] = "FAILED"
-        if was_ready and self.route == version:
-            if self.states.get(self.previous) == "READY":
-                self.route, self.previous, self.is_latest = self.previous, None, False
-        elif self.previous == version:
-            self.previous = None
-
-    def is_held(self, version: int) -> bool:
-        return version in (self.route, self.previous, *self.aliases.values())
-
-    @rule(version=VERSIONS)
-    def unload(self, version):
-        state = self.states.get(version)
-        allowed = state == "FAILED" or (state is not None and not self.is_held(version))
-        if self.attempt(allowed, lambda: desired.unload(self.state, M, version)):
-            del self.states[version]
-
-    @rule(version=VERSIONS)
-    def delete(self, version):
-        allowed = self.states.get(version) in (None, "FAILED") and not self.is_held(version)
-        if self.attempt(allowed, lambda: desired.delete(self.state, M, version)):
-            self.states.pop(version, None)
-
-    @rule(alias=ALIASES, version=VERSIONS)
-    def set_alias(self, alias, version):
-        allowed = self.states.get(version) == "READY"
-        change = lambda: desired.set_alias(self.state, M, alias, version, self.stamp())  # noqa: E731
+    @rule(name=MODELS, version=VERSIONS)
+    def finish(self, name, version):
+        model = self.models[name]
+        allowed = model.states.get(version) in ("READY", "LOADING")
+        change = lambda: desired.finish_load(self.state, name, version, self.stamp())  # noqa: E731
         if self.attempt(allowed, change):
-            self.aliases[alias] = version
+            model.states[version] = "READY"
+            if model.traffic is None:
+                model.move(Traffic.whole(version))
+            elif model.is_latest:
+                model.move(Traffic.whole(max(model.ready())), is_latest=True)
 
-    @rule(alias=ALIASES)
-    def delete_alias(self, alias):
-        allowed = alias in self.aliases
-        if self.attempt(allowed, lambda: desired.delete_alias(self.state, M, alias)):
-            del self.aliases[alias]
+    @rule(name=MODELS, version=VERSIONS)
+    def load(self, name, version):
+        self.publish(name, version)
+        self.begin(name, version)
+        self.finish(name, version)
 
-    @rule(version=VERSIONS)
-    def set_route(self, version):
-        allowed = self.states.get(version) == "READY"
-        if self.attempt(allowed, lambda: desired.set_route(self.state, M, version, self.stamp())):
-            self.move(version, is_latest=False)
+    @rule(name=MODELS, version=VERSIONS)
+    def fail(self, name, version):
+        change = lambda: desired.fail(self.state, name, version, "why", self.stamp())  # noqa: E731
+        self.attempt(True, change)
+        self.models[name].fail(version)
 
-    @rule()
-    def follow_latest(self):
-        allowed = bool(self.ready())
-        if self.attempt(allowed, lambda: desired.follow_latest(self.state, M, self.stamp())):
-            self.move(max(self.ready()), is_latest=True)
+    @rule(name=MODELS, version=VERSIONS)
+    def unload(self, name, version):
+        model = self.models[name]
+        state = model.states.get(version)
+        allowed = state == "FAILED" or (state is not None and not model.is_held(version))
+        if self.attempt(allowed, lambda: desired.unload(self.state, name, version)):
+            del model.states[version]
 
-    @rule()
-    def delete_route(self):
-        if self.attempt(self.route is not None, lambda: desired.delete_route(self.state, M)):
-            self.route = self.previous = None
-            self.is_latest = False
+    @rule(name=MODELS, version=VERSIONS)
+    def delete(self, name, version):
+        model = self.models[name]
+        allowed = model.states.get(version) in (None, "FAILED") and not model.is_held(version)
+        is_last = self.stored[name] <= {version}
+        change = lambda: desired.delete(self.state, name, version, is_last=is_last)  # noqa: E731
+        if self.attempt(allowed, change):
+            model.states.pop(version, None)
+            self.stored[name].discard(version)
+            if is_last:
+                model.settings = {}
 
-    @precondition(lambda self: self.previous is not None)
-    @rule()
-    def rollback(self):
-        assert desired.rollback_target(self.state, M, None) == self.previous
+    @rule(name=MODELS, alias=ALIASES, version=VERSIONS)
+    def set_alias(self, name, alias, version):
+        model = self.models[name]
+        make = lambda: plan.plan_alias(name, alias, version)  # noqa: E731
+        if self.switch(model.is_ready(version), make):
+            model.aliases[alias] = version
+
+    @rule(name=MODELS, alias=ALIASES)
+    def delete_alias(self, name, alias):
+        model = self.models[name]
+        if self.switch(alias in model.aliases, lambda: plan.plan_alias(name, alias, None)):
+            del model.aliases[alias]
+
+    def some_traffic(self, data, name: str, *, is_ready: bool = True) -> Traffic:
+        """Draw traffic over what is READY, or over anything."""
+        ready = sorted(self.models[name].ready()) if is_ready else []
+        return traffic_of(data, ready or [1, 2, 3, 4, 5, 6])
+
+    @rule(name=MODELS, data=st.data(), is_ready=st.sampled_from([True, True, True, False]))
+    def set_route(self, name, data, is_ready):
+        model = self.models[name]
+        traffic = self.some_traffic(data, name, is_ready=is_ready)
+        make = lambda: plan.plan_routes({name: RouteWish(traffic)})  # noqa: E731
+        if self.switch(model.may_route(traffic), make):
+            model.move(traffic)
+
+    @rule(name=MODELS)
+    def follow_latest(self, name):
+        model = self.models[name]
+        make = lambda: plan.plan_routes({name: LATEST_WISH})  # noqa: E731
+        if self.switch(bool(model.ready()), make):
+            model.move(Traffic.whole(max(model.ready())), is_latest=True)
+
+    @rule(data=st.data(), is_ready=st.booleans())
+    def release(self, data, is_ready):
+        wishes = {
+            "m": self.some_traffic(data, "m"), "n": self.some_traffic(data, "n", is_ready=is_ready)
+        }  # fmt: skip
+        allowed = all(self.models[name].may_route(item) for name, item in wishes.items())
+        make = lambda: plan.plan_routes(  # noqa: E731
+            {name: RouteWish(item) for name, item in wishes.items()}, "release"
+        )
+        if self.switch(allowed, make):
+            for name, item in wishes.items():
+                self.models[name].move(item)
+
+    @rule(name=MODELS)
+    def delete_route(self, name):
+        model = self.models[name]
+        make = lambda: plan.plan_route_deletion(name)  # noqa: E731
+        if self.switch(model.traffic is not None, make):
+            model.traffic = model.previous = None
+            model.is_latest = False
+            model.been = set()
+
+    @rule(name=MODELS, to=st.one_of(st.none(), VERSIONS))
+    def rollback(self, name, to):
+        model = self.models[name]
+        goal = model.previous
+        if to is not None:
+            goal = Traffic.whole(to) if model.traffic is not None and to in model.been else None
+        try:
+            *loads, _ = plan.plan_rollback(self.state, name, to, model.is_ready)
+        except (Conflict, NotFound):
+            # The history may reach no longer to where the route has been, but never too far.
+            assert goal is None or to is not None
+            return
+        assert goal is not None
+        assert [load.version for load in loads] == [
+            v for v in goal.versions if not model.is_ready(v)
+        ]  # fmt: skip
+        make = lambda: plan.plan_rollback(self.state, name, to, model.is_ready)  # noqa: E731
+        if self.switch(not loads, make):
+            model.move(goal)
+
+    @rule(name=MODELS, data=st.data(), version=VERSIONS, is_failing=st.booleans())
+    def route_that_is_taken_back(self, name, data, version, is_failing):
+        model = self.models[name]
+        traffic = self.some_traffic(data, name)
+        if model.traffic in (None, traffic) or not model.may_route(traffic):
+            return
+        before, old = self.state.model(name), (model.traffic, model.previous, model.is_latest)
+        self.set_route_as_model(name, traffic)
+        after = self.state.model(name)
+        if is_failing:
+            self.fail_as_model(name, version)
+        is_same = self.state.model(name).route == after.route
+        change = lambda: desired.take_back(  # noqa: E731
+            self.state, name, before, after, self.stamp()
+        )
+        self.attempt(True, change)
+        if is_same and model.may_route(old[0]):
+            model.traffic, model.previous, model.is_latest = old
+            if model.previous is not None:
+                model.previous = remaining(model.previous, model.is_ready)
+            if model.previous == model.traffic:
+                model.previous = None
+
+    def set_route_as_model(self, name, traffic):
+        assert self.switch(True, lambda: plan.plan_routes({name: RouteWish(traffic)}))
+        self.models[name].move(traffic)
+
+    def fail_as_model(self, name, version):
+        self.state = desired.fail(self.state, name, version, "why", self.stamp())
+        self.models[name].fail(version)
+
+    @rule(
+        name=MODELS,
+        key=st.sampled_from(["queue_rows", "retain"]),
+        value=st.one_of(st.none(), st.integers(1, 3)),
+    )
+    def set_settings(self, name, key, value):
+        make = lambda: plan.plan_settings(  # noqa: E731
+            name, lambda s: changed(s, {key: value}, "body")
+        )
+        assert self.switch(True, make)
+        self.models[name].settings.pop(key, None)
+        if value is not None:
+            self.models[name].settings[key] = value
 
     @rule()
     def restart(self):
-        self.state = desired.parse(json.loads(json.dumps(desired.to_json(self.state))))
+        self.state = state_document.parse(
+            json.loads(json.dumps(state_document.to_json(self.state)))
+        )
+
+    def footprint(self, name: str, version: int) -> Footprint:
+        """Versions of equal parity share a weight."""
+        return Footprint({f"shared {version % 2}": 5, f"{name}{version}": version}, 1)
+
+    def footprints(self) -> dict[tuple[str, int], Footprint]:
+        return {key: self.footprint(*key) for key in self.state.loaded}
 
     @invariant()
     def state_is_as_the_model_says(self):
-        model = self.state.model(M)
-        names = {True: "READY", False: "LOADING"}
-        states = {v: names[entry.is_serving] for v, entry in model.loaded.items()}
-        assert states | dict.fromkeys(model.failed, "FAILED") == self.states
-        assert {a: entry.version for a, entry in model.aliases.items()} == self.aliases
-        route = model.route
-        present = (None, None, False)
-        if route is not None:
-            present = (route.version, route.previous, route.is_latest)
-            assert route.previous != route.version
-        assert present == (self.route, self.previous, self.is_latest)
+        for name, model in self.models.items():
+            state = self.state.model(name)
+            names = {True: "READY", False: "LOADING"}
+            states = {v: names[entry.is_serving] for v, entry in state.loaded.items()}
+            assert states | dict.fromkeys(state.failed, "FAILED") == model.states
+            assert {a: entry.version for a, entry in state.aliases.items()} == model.aliases
+            assert state.settings == ModelSettings(**model.settings)
+            route = state.route
+            present = (None, None, False)
+            if route is not None:
+                present = (route.traffic, route.previous, route.is_latest)
+                assert route.history[-1].traffic == route.traffic
+            assert present == (model.traffic, model.previous, model.is_latest)
 
     @invariant()
-    def what_a_rollback_goes_to_is_in_memory(self):
-        assert self.previous is None or self.states.get(self.previous) == "READY"
+    def route_names_what_answers_and_previous_is_ready(self):
+        for model in self.models.values():
+            if model.traffic is not None:
+                answering = [model.states.get(share.version) for share in model.traffic.split]
+                # Only where nothing else was left does a route go on naming what cannot answer.
+                assert set(answering) == {"READY"} or len(answering) == 1
+                assert all(map(model.is_ready, model.traffic.shadow))
+                assert sum(share.weight for share in model.traffic.split) == WHOLE
+            if model.previous is not None:
+                assert sum(share.weight for share in model.previous.split) == WHOLE
+                assert model.may_route(model.previous)
+                assert model.previous != model.traffic
+
+    @invariant()
+    def holders_are_named_exactly_where_something_holds(self):
+        for name, model in self.models.items():
+            for version in range(1, 7):
+                holders = self.state.model(name).holders(name, version)
+                assert bool(holders) == model.is_held(version)
+
+    @invariant()
+    def reservations_stay_within_the_budget(self):
+        assert budget.committed_bytes(self.footprints(), 2) <= BUDGET_BYTES
 
 
-DesiredMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+DesiredMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
 TestDesiredState = DesiredMachine.TestCase

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import struct
+import subprocess
+import sys
 
 import pytest
 
@@ -12,7 +14,7 @@ from loadtest.bench._pressure import recovery_s
 from loadtest.exchange import Exchange
 from loadtest.lab.bodies import as_binary, as_json, pairs, table_rows, tokens
 from loadtest.lab.generators import parse_wrk
-from loadtest.lab.processes import LabFailed
+from loadtest.lab.processes import LabFailed, stop
 from loadtest.swap_under_load import Change, Phase, went_back
 
 
@@ -92,3 +94,25 @@ def test_gigabytes_for_a_gpu_are_not_installed():
                     ("numpy", "torch", "nvidia-cublas-cu12", "nvidia-ml-py")]
     })  # fmt: skip
     assert refused(report) == ["torch", "nvidia-cublas-cu12"]
+
+
+@pytest.mark.slow
+def test_what_a_server_leaves_behind_is_ended_too():
+    """A worker that outlives its server would take CPU from whatever is measured next."""
+    script = (
+        "import os, subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdout is not None
+    with process.stdout:
+        child = int(process.stdout.readline())
+        stop(process)
+        # Its end of the pipe is closed with the last process that holds it.
+        assert process.stdout.read() == b""
+    assert process.returncode is not None
+    assert child != process.pid

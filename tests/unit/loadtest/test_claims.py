@@ -40,6 +40,17 @@ def test_a_missed_target_fails_the_bench_and_is_named(capsys, tmp_path):
     assert written["machine"]["usable_cores"] >= 1
 
 
+def test_nothing_is_judged_while_a_generator_was_late():
+    """Numbers of a run that is not valid neither meet nor miss a target."""
+    findings = Findings("x")
+    findings.late("late")
+    findings.claim("rate", Target(">=", 9.0), [1.0])
+    findings.is_late = False
+    findings.claim("rate", Target(">=", 9.0), [10.0])
+    assert [claim.verdict for claim in findings.claims] == [Verdict.SKIPPED, Verdict.MET]
+    assert findings.finish(None) == 0
+
+
 def test_nothing_missed_is_zero():
     """What was skipped does not fail a bench."""
     findings = Findings("x")

@@ -107,6 +107,12 @@ class TestF05References:
         with pytest.raises(LoadFailed, match="once"):
             check_graph(twice, MANIFEST)
 
+    def test_f05_blobs_that_a_kernel_would_take_unseen_are_refused(self) -> None:
+        """Packed weights are built by the server alone: no upload may name any."""
+        blob = {"prepacked_0": "MatMul+1|0;16;0"}
+        with pytest.raises(LoadFailed, match="location, offset and length once"):
+            check_graph(model_with(GOOD | blob), MANIFEST)
+
     def test_f07_tensors_may_share_all_of_their_bytes_not_some(self) -> None:
         """Tied weights are one slice under two names; slices side by side are fine too."""
         half = {**GOOD, "length": "32"}

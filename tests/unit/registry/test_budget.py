@@ -7,7 +7,6 @@ import pytest
 from registry import budget
 from registry.budget import Footprint
 from registry.errors import OverBudget
-from registry.manifest import Manifest, TensorEntry
 
 A, B = ("m", 1), ("m", 2)
 
@@ -22,12 +21,11 @@ def test_weights_count_once_and_private_memory_once_a_worker():
 
 def test_shares_divide_the_weights():
     """Unique and shared bytes of a version make up its weights."""
-    held = {A: Footprint({"x": 100, "y": 10}, 5), B: Footprint({"x": 100}, 7)}
-
-    shares = budget.shares(held)
+    shares = budget.shares({A: {"x": 100, "y": 10}, B: {"x": 100}})
 
     assert (shares[A].unique_bytes, shares[A].shared_bytes) == (10, 100)
     assert (shares[B].unique_bytes, shares[B].shared_bytes) == (0, 100)
+    assert (shares[A].others, shares[B].others) == ((B,), (A,))
 
 
 @pytest.mark.parametrize(("limit", "fits"), [(161, True), (160, False)])
@@ -42,9 +40,9 @@ def test_admission_is_exact_at_the_limit(limit, fits):
     with pytest.raises(OverBudget, match="needs 41 bytes") as caught:
         budget.admit(limit, held, B, new, workers=2)
     assert caught.value.plan == {
-        "needs_bytes": 41, "free_bytes": 40, "fits": False, "weight_bytes": 101, "new_bytes": 1,
+        "needs_bytes": 41, "free_bytes": 40, "fits": False, "object_bytes": 101, "new_bytes": 1,
         "private_bytes_per_worker": 20, "workers": 2, "is_estimated": False, "reason": "",
-        "would_evict": [],
+        "would_evict": [], "fits_after_evicting": False,
     }  # fmt: skip
 
 
@@ -53,9 +51,9 @@ def test_what_was_never_measured_is_a_lower_bound_and_not_zero():
     held = {A: Footprint({"x": 100}, 10)}
     new = Footprint({"x": 100, "y": 1}, None)
 
-    plan = budget.plan(200, held, B, new, workers=2, graph_bytes=7).to_json()
+    plan = budget.plan(200, held, B, new, workers=2).to_json()
 
-    assert (plan["needs_bytes"], plan["new_bytes"], plan["is_estimated"]) == (8, 1, True)
+    assert (plan["needs_bytes"], plan["new_bytes"], plan["is_estimated"]) == (1, 1, True)
     assert plan["private_bytes_per_worker"] is None
     assert "lower bound" in str(plan["reason"])
     with pytest.raises(OverBudget, match=r"needs at least 1 bytes \(1 of weights\), 0 of"):
@@ -78,13 +76,50 @@ def test_budget_that_is_overdrawn_has_nothing_free():
     assert (plan.free_bytes, plan.fits) == (0, True)
 
 
-def test_footprint_counts_a_tensor_that_stands_twice_once():
-    """A manifest may name the same object several times."""
-    digest = "sha256:" + "0" * 64
-    entries = (TensorEntry(digest, 8), TensorEntry(digest, 8))
-    manifest = Manifest("m", digest, entries, {}, {"name": "onnx"})
+C, D = ("m", 3), ("n", 1)
 
-    assert budget.footprint(manifest, 3).weight_bytes == 8
+
+def test_what_to_unload_is_the_largest_first_and_no_more_than_needed():
+    """What an unload gives is what nobody else shares, and the list ends where it suffices."""
+    held = {
+        A: Footprint({"x": 100, "y": 10}, 0),
+        B: Footprint({"x": 100, "z": 30}, 0),
+        C: Footprint({"c": 20}, 10),
+    }
+    new = Footprint({"n": 60}, 0)
+
+    plan = budget.plan(200, held, D, new, 2, evictable=[A, B, C])
+
+    # 20 are free of 200; C gives 20 and its private memory twice, B only what A does not share.
+    assert plan.free_bytes == 20
+    assert [(item.key, item.frees_bytes) for item in plan.would_evict] == [(C, 40)]
+    assert (plan.fits, plan.fits_after_evicting) == (False, True)
+
+
+def test_versions_that_share_all_are_counted_together():
+    """The second of two that share a tensor gives it, once the first is gone."""
+    held = {A: Footprint({"x": 100, "y": 1}, 0), B: Footprint({"x": 100}, 0)}
+
+    plan = budget.plan(120, held, D, Footprint({"n": 100}, 0), 1, evictable=[A, B])
+
+    assert [(item.key, item.frees_bytes) for item in plan.would_evict] == [(A, 1), (B, 100)]
+
+
+def test_what_the_new_version_needs_itself_is_not_given_back():
+    """An unload of a version that shares its weights with the new one frees nothing of them."""
+    held = {A: Footprint({"x": 100}, 5)}
+
+    with pytest.raises(OverBudget, match=r"unload m/1 \(not enough by itself\) or raise") as caught:
+        budget.admit(110, held, D, Footprint({"x": 100, "n": 50}, 0), 1, evictable=[A])
+
+    assert caught.value.plan["would_evict"] == [{"model": "m", "version": 1, "frees_bytes": 5}]
+
+
+def test_a_plan_that_fits_evicts_nobody():
+    """With room enough there is nothing to unload."""
+    plan = budget.plan(500, {A: Footprint({"x": 100}, 0)}, D, Footprint({"n": 1}, 0), 1, [A])
+
+    assert (plan.fits, plan.would_evict) == (True, ())
 
 
 def test_default_budget_is_three_quarters_of_what_is_there():

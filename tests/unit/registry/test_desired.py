@@ -6,10 +6,13 @@ import json
 
 import pytest
 
-from registry import desired
+from registry import desired, state_document
 from registry.desired import DesiredState
 from registry.errors import Conflict, InvalidInput, NotFound
 from registry.rollout import HISTORY_ENTRIES, Stamp
+from registry.traffic import Traffic
+
+whole = Traffic.whole
 
 
 def stamp(seq: int = 1) -> Stamp:
@@ -28,7 +31,7 @@ def test_generation_rises_with_each_change():
     state = loaded(DesiredState(), "m", 1, 2)
 
     assert state.generation == 4
-    assert desired.set_route(state, "m", 1, stamp(9)) is state
+    assert desired.set_route(state, "m", whole(1), stamp(9)) is state
     assert desired.touched(state).generation == 5
 
 
@@ -37,7 +40,7 @@ def test_first_version_loaded_becomes_the_route():
     state = loaded(DesiredState(), "m", 2, 9, 10)
 
     route = state.model("m").route
-    assert (route.version, route.previous) == (2, None)
+    assert (route.traffic, route.previous) == (whole(2), None)
     assert state.model("m").latest == 10
 
 
@@ -46,7 +49,7 @@ def test_version_being_loaded_is_not_ready():
     state = desired.begin_load(loaded(DesiredState(), "m", 1), "m", 2, {})
 
     for change in (
-        lambda: desired.set_route(state, "m", 2, stamp()),
+        lambda: desired.set_route(state, "m", whole(2), stamp()),
         lambda: desired.set_alias(state, "m", "a", 2, stamp()),
     ):
         with pytest.raises(Conflict, match="LOADING"):
@@ -57,16 +60,19 @@ def test_follow_latest_moves_with_each_load_until_it_is_pinned():
     """``latest`` compares numbers, not words, and a pin ends it."""
     state = desired.follow_latest(loaded(DesiredState(), "m", 2), "m", stamp())
     state = loaded(state, "m", 10, 9)
-    assert (state.model("m").route.version, state.model("m").route.previous) == (10, 2)
+    assert (state.model("m").route.traffic, state.model("m").route.previous) == (
+        whole(10),
+        whole(2),
+    )
 
-    state = desired.set_route(state, "m", 10, stamp(50))
-    assert state.model("m").route.previous == 2
-    assert loaded(state, "m", 11).model("m").route.version == 10
+    state = desired.set_route(state, "m", whole(10), stamp(50))
+    assert state.model("m").route.previous == whole(2)
+    assert loaded(state, "m", 11).model("m").route.traffic == whole(10)
 
 
 def test_unload_and_delete_refuse_what_is_named():
     """Route, previous and alias each hold a version, and the refusal names them."""
-    state = desired.set_route(loaded(DesiredState(), "m", 1, 2, 3), "m", 2, stamp(7))
+    state = desired.set_route(loaded(DesiredState(), "m", 1, 2, 3), "m", whole(2), stamp(7))
     state = desired.set_alias(state, "m", "prod", 3, stamp(8))
 
     for version, why in ((1, "rollback"), (2, "the route"), (3, "alias 'prod'")):
@@ -79,8 +85,8 @@ def test_unload_and_delete_refuse_what_is_named():
 def test_previous_is_free_after_the_next_change():
     """Only the version that the route came from last is held."""
     state = loaded(DesiredState(), "m", 1, 2, 3)
-    state = desired.set_route(state, "m", 2, stamp(7))
-    state = desired.set_route(state, "m", 3, stamp(8))
+    state = desired.set_route(state, "m", whole(2), stamp(7))
+    state = desired.set_route(state, "m", whole(3), stamp(8))
 
     assert 1 not in desired.unload(state, "m", 1).model("m").loaded
     with pytest.raises(Conflict):
@@ -92,10 +98,10 @@ def test_rollback_goes_to_the_previous_or_to_a_version_of_the_history():
     state = loaded(DesiredState(), "m", 1, 2, 3)
     with pytest.raises(Conflict, match="no version before 1"):
         desired.rollback_target(state, "m", None)
-    state = desired.set_route(state, "m", 2, stamp(7))
+    state = desired.set_route(state, "m", whole(2), stamp(7))
 
-    assert desired.rollback_target(state, "m", None) == 1
-    assert desired.rollback_target(state, "m", 1) == 1
+    assert desired.rollback_target(state, "m", None) == whole(1)
+    assert desired.rollback_target(state, "m", 1) == whole(1)
     with pytest.raises(Conflict, match="to version 3"):
         desired.rollback_target(state, "m", 3)
     with pytest.raises(NotFound):
@@ -104,11 +110,11 @@ def test_rollback_goes_to_the_previous_or_to_a_version_of_the_history():
 
 def test_failure_of_the_routed_version_goes_back_to_the_previous():
     """The failed version is not held any more, and is not what a rollback goes to."""
-    state = desired.set_route(loaded(DesiredState(), "m", 1, 2), "m", 2, stamp(7))
+    state = desired.set_route(loaded(DesiredState(), "m", 1, 2), "m", whole(2), stamp(7))
     state = desired.fail(state, "m", 2, "crashed", stamp(8))
 
     model = state.model("m")
-    assert (model.route.version, model.route.previous) == (1, None)
+    assert (model.route.traffic, model.route.previous) == (whole(1), None)
     assert model.route.history[-1].reason == "version 2 failed: crashed"
     assert model.failed == {2: "crashed"}
     assert desired.delete(state, "m", 2).model("m").failed == {}
@@ -119,7 +125,7 @@ def test_failure_without_a_previous_leaves_the_route_as_it_is():
     state = desired.set_alias(loaded(DesiredState(), "m", 1), "m", "a", 1, stamp(5))
     state = desired.fail(state, "m", 1, "crashed", stamp(6))
 
-    assert state.model("m").route.version == 1
+    assert state.model("m").route.traffic == whole(1)
     assert state.model("m").aliases["a"].version == 1
     state = loaded(state, "m", 1)
     assert state.model("m").failed == {}
@@ -128,10 +134,10 @@ def test_failure_without_a_previous_leaves_the_route_as_it_is():
 
 def test_failure_of_the_previous_forgets_it():
     """A rollback to what cannot serve is not offered."""
-    state = desired.set_route(loaded(DesiredState(), "m", 1, 2), "m", 2, stamp(7))
+    state = desired.set_route(loaded(DesiredState(), "m", 1, 2), "m", whole(2), stamp(7))
     state = desired.fail(state, "m", 1, "damaged", stamp(8))
 
-    assert (state.model("m").route.version, state.model("m").route.previous) == (2, None)
+    assert (state.model("m").route.traffic, state.model("m").route.previous) == (whole(2), None)
 
 
 @pytest.mark.parametrize("is_latest", [True, False])
@@ -142,9 +148,9 @@ def test_route_that_leaves_a_failed_version_has_no_previous(is_latest):
         state = desired.follow_latest(state, "m", stamp(4))
     state = loaded(desired.fail(state, "m", 1, "crashed", stamp(5)), "m", 2)
     if not is_latest:
-        state = desired.set_route(state, "m", 2, stamp(9))
+        state = desired.set_route(state, "m", whole(2), stamp(9))
 
-    assert (state.model("m").route.version, state.model("m").route.previous) == (2, None)
+    assert (state.model("m").route.traffic, state.model("m").route.previous) == (whole(2), None)
     desired.delete(state, "m", 1)
 
 
@@ -161,7 +167,7 @@ def test_history_is_bounded_and_keeps_the_newest():
     """A route that moves for ever takes no more room than HISTORY_ENTRIES changes."""
     state = loaded(DesiredState(), "m", 1, 2)
     for number in range(HISTORY_ENTRIES + 20):
-        state = desired.set_route(state, "m", 1 + (number + 1) % 2, stamp(100 + number))
+        state = desired.set_route(state, "m", whole(1 + (number + 1) % 2), stamp(100 + number))
 
     history = state.model("m").route.history
     assert (len(history), history[-1].seq) == (HISTORY_ENTRIES, 100 + HISTORY_ENTRIES + 19)
@@ -183,7 +189,7 @@ def test_aliases_move_and_go():
 
 def test_route_can_be_removed_so_that_everything_can_be_unloaded():
     """Without a route nothing is held, and a model of which nothing is wanted is gone."""
-    state = desired.set_route(loaded(DesiredState(), "m", 1, 2), "m", 2, stamp(7))
+    state = desired.set_route(loaded(DesiredState(), "m", 1, 2), "m", whole(2), stamp(7))
     state = desired.delete_route(state, "m")
     for version in (1, 2):
         state = desired.unload(state, "m", version)
@@ -194,18 +200,18 @@ def test_route_can_be_removed_so_that_everything_can_be_unloaded():
 
 
 def full_state() -> DesiredState:
-    state = desired.set_route(loaded(DesiredState(), "m", 1, 2, 3), "m", 2, stamp(7))
+    state = desired.set_route(loaded(DesiredState(), "m", 1, 2, 3), "m", whole(2), stamp(7))
     state = desired.set_alias(state, "m", "prod", 3, stamp(8))
     state = desired.fail(state, "m", 4, "no", stamp(9))
     state = desired.begin_load(state, "n", 1, {"signature": {"inputs": []}})
-    return desired.with_event(state, {"seq": 9, "kind": "x"})
+    return desired.with_events(state, ({"seq": 9, "kind": "x"},))
 
 
 def test_state_survives_json():
     """What is persisted reads back equal."""
     state = full_state()
 
-    assert desired.parse(json.loads(json.dumps(desired.to_json(state)))) == state
+    assert state_document.parse(json.loads(json.dumps(state_document.to_json(state)))) == state
 
 
 def _paths(value, path=()):
@@ -220,17 +226,17 @@ def _paths(value, path=()):
 
 def _free(path):
     """Places whose content is not the state's business."""
-    return "inspection" in path[:-1] or path[:1] == ("last_event",)
+    return "inspection" in path[:-1] or path[:1] == ("last_events",)
 
 
 @pytest.mark.parametrize(
     "path",
-    [p for p in _paths(desired.to_json(full_state())) if not _free(p)],
+    [p for p in _paths(state_document.to_json(full_state())) if not _free(p)],
     ids=lambda path: ".".join(map(str, path)) or "all",
 )
 def test_damaged_document_is_refused_by_name(path):
     """A value of a wrong type anywhere in the document is an error that says where."""
-    document = json.loads(json.dumps(desired.to_json(full_state())))
+    document = json.loads(json.dumps(state_document.to_json(full_state())))
     wrong = 1.5
     if path:
         inner = document
@@ -241,14 +247,14 @@ def test_damaged_document_is_refused_by_name(path):
         document = wrong
 
     with pytest.raises(InvalidInput):
-        desired.parse(document)
+        state_document.parse(document)
 
 
 def test_missing_or_unknown_field_is_refused():
     """The document is strict in both directions."""
-    document = desired.to_json(full_state())
+    document = state_document.to_json(full_state())
 
     with pytest.raises(InvalidInput, match="extra"):
-        desired.parse({**document, "extra": 1})
+        state_document.parse({**document, "extra": 1})
     with pytest.raises(InvalidInput, match="models"):
-        desired.parse({key: value for key, value in document.items() if key != "models"})
+        state_document.parse({key: value for key, value in document.items() if key != "models"})

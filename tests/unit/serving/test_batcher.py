@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ from models.errors import InputRefused, RunFailed, RunTerminated
 from models.servable import Array
 from models.signature import Signature, TensorSpec
 from registry.errors import NotReady
-from serving.data.batcher import Batcher, BatchLimits, Result
+from serving.data.batch_run import GroupKey
+from serving.data.batcher import Batcher, BatchLimits, Policy, Result
+from serving.data.run_policy import Cut
 from serving.errors import DeadlineExpired, QueueFull
 from tests.fakes import FakeCounters, FakeServable, ManualClock, ManualExecutor, table
 
@@ -31,6 +34,7 @@ class Bench:
         queue_rows: int = 256,
         max_batch_rows: int = 32,
         max_run_s: float = 60.0,
+        policy: Policy | None = None,
     ) -> None:
         self.servable = servable or FakeServable()
         self.clock = ManualClock()
@@ -43,6 +47,7 @@ class Bench:
             limits=BatchLimits(queue_rows, max_batch_rows, max_run_s),
             counters=self.counters,
             executor=self.executor,
+            policy=policy,
             clock=self.clock,
         )
 
@@ -439,7 +444,7 @@ async def test_a_run_that_cannot_be_ended_frees_its_callers_and_is_told_of(
     pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Callers get RunTerminated after a grace, and close says that the servable is in use."""
-    monkeypatch.setattr("serving.data.batcher.TERMINATE_GRACE_S", 0.02)
+    monkeypatch.setattr("serving.data.run_slots.TERMINATE_GRACE_S", 0.02)
     servable = FakeServable(hold=True, is_deaf=True)
     batcher = threaded(servable, pool, max_run_s=0.02)
     stuck = asyncio.create_task(batcher.submit(table(1), 1, None, FAR_NS * 10))
@@ -450,3 +455,144 @@ async def test_a_run_that_cannot_be_ended_frees_its_callers_and_is_told_of(
         await batcher.close(0)
     servable.release()
     await batcher.close(5)
+
+
+async def test_g07_a_caller_who_leaves_between_two_runs_is_not_computed_again() -> None:
+    """Of a batch that failed, only those who still wait are run again."""
+    bench = Bench(poisoned(lambda value: value == 1, RunFailed("no")))
+    await bench.submit(table(0))
+    tasks = [await bench.submit(table(value)) for value in (1, 2, 3, 4)]
+    bench.executor.run_next()
+    await bench.settle()
+    bench.executor.run_next()
+    await bench.settle()
+    tasks[3].cancel()
+    await bench.run()
+    assert bench.servable.run_rows == [1, 4, 2, 1, 1, 1]
+    assert [firsts(task.result()) for task in tasks[1:3]] == [[2], [3]]
+
+
+class Inline:
+    """Runs everything on the loop, ``max_rows`` at a time; a row should take ``needed_ns``."""
+
+    def __init__(self, max_rows: int = 32, needed_ns: float = 0.0) -> None:
+        self.max_rows = max_rows
+        self.needed_ns = needed_ns
+        self.seen: list[tuple[int, int]] = []
+
+    def cut(self, key: GroupKey, rows: int, waiting: int) -> Cut:
+        return Cut(is_inline=True, max_rows=self.max_rows, max_members=waiting)
+
+    def expected_ns(self, key: GroupKey, rows: int) -> float:
+        return self.needed_ns * rows
+
+    def measured(self, key: GroupKey, members: int, rows: int, run_ns: int) -> None:
+        self.seen.append((members, rows))
+
+
+async def test_what_arrives_in_one_pass_of_the_loop_is_one_run_on_it() -> None:
+    """Cheap requests share a run without a thread, a timer, or a wait."""
+    policy = Inline()
+    bench = Bench(policy=policy)
+    tasks = [asyncio.create_task(bench.batcher.submit(table(v), 1, None, FAR_NS)) for v in range(5)]
+    await bench.settle()
+    assert [firsts(task.result()) for task in tasks] == [[v] for v in range(5)]
+    assert (bench.servable.run_rows, bench.executor.waiting) == ([5], 0)
+    assert policy.seen == [(5, 5)]
+
+
+async def test_an_inline_batch_is_capped_and_the_rest_follows() -> None:
+    """Rows above the cap wait for the next run, in order."""
+    bench = Bench(policy=Inline(max_rows=3))
+    tasks = [asyncio.create_task(bench.batcher.submit(table(v), 1, None, FAR_NS)) for v in range(7)]
+    await bench.settle()
+    assert [firsts(task.result()) for task in tasks] == [[v] for v in range(7)]
+    assert bench.servable.run_rows == [3, 3, 1]
+
+
+async def test_an_inline_batch_that_fails_goes_on_in_a_thread() -> None:
+    """Finding the bad row takes several runs, which must not keep the loop."""
+    servable = poisoned(lambda value: value == 2, InputRefused("index"))
+    bench = Bench(servable, policy=Inline())
+    tasks = [asyncio.create_task(bench.batcher.submit(table(v), 1, None, FAR_NS)) for v in range(4)]
+    await bench.settle()
+    assert (bench.servable.run_rows, bench.executor.waiting) == ([4], 1)
+    await bench.run()
+    assert [firsts(tasks[v].result()) for v in (0, 1, 3)] == [[0], [1], [3]]
+    with pytest.raises(InputRefused):
+        tasks[2].result()
+
+
+async def test_of_a_backlog_what_cannot_be_in_time_is_not_computed() -> None:
+    """Under overload a run is spent on answers that somebody still reads."""
+    bench = Bench(policy=Inline(max_rows=1, needed_ns=5_000_000))
+    soon = bench.clock.now_ns + 4_000_000
+    tasks = [asyncio.create_task(bench.batcher.submit(table(v), 1, None, soon)) for v in range(2)]
+    tasks.append(asyncio.create_task(bench.batcher.submit(table(2), 1, None, FAR_NS)))
+    await bench.settle()
+    for task in tasks[:2]:
+        with pytest.raises(DeadlineExpired):
+            task.result()
+    assert firsts(tasks[2].result()) == [2]
+    # Alone, the same request is tried: the estimate may be wrong.
+    alone = await bench.submit(table(3), timeout_ms=4)
+    assert firsts(alone.result()) == [3]
+
+
+async def test_one_timer_keeps_all_deadlines() -> None:
+    """Requests of different deadlines end each at its own, while a run goes on."""
+    bench = Bench()
+    await bench.submit(table(0))
+    late = [await bench.submit(table(v), timeout_ms=v) for v in (3, 1, 2)]
+    bench.clock.advance_ms(1)
+    with pytest.raises(DeadlineExpired):
+        await asyncio.wait_for(late[1], 5)
+    assert not late[0].done()
+    bench.clock.advance_ms(2)
+    for task in (late[2], late[0]):
+        with pytest.raises(DeadlineExpired):
+            await asyncio.wait_for(task, 5)
+    await bench.run()
+    assert bench.servable.run_rows == [1]
+
+
+async def test_requests_wait_for_company_only_where_they_are_told_to() -> None:
+    """With a delay a run starts when it is over, or as soon as a batch is full."""
+    bench = Bench(max_batch_rows=3)
+    bench.batcher.apply(replace(bench.batcher.limits, max_delay_ms=60_000))
+    tasks = [await bench.submit(table(v)) for v in range(2)]
+    assert bench.executor.waiting == 0
+    tasks.append(await bench.submit(table(2)))
+    await bench.run()
+    assert [firsts(task.result()) for task in tasks] == [[0], [1], [2]]
+    assert bench.servable.run_rows == [3]
+
+
+async def test_new_bounds_hold_at_once() -> None:
+    """Batching off and a smaller queue take effect on what comes next, without a reload."""
+    bench = Bench()
+    first = await bench.submit(table(0))
+    bench.batcher.apply(replace(bench.batcher.limits, queue_rows=2, is_merging=False))
+    waiting = [await bench.submit(table(v)) for v in (1, 2)]
+    refused = await bench.submit(table(3))
+    with pytest.raises(QueueFull, match="2 of 2 rows"):
+        refused.result()
+    await bench.run()
+    assert [firsts(task.result()) for task in (first, *waiting)] == [[0], [1], [2]]
+    assert bench.servable.run_rows == [1, 1, 1]
+    assert not bench.batcher.statistics().is_merging
+
+
+async def test_an_answer_that_cannot_be_handed_over_harms_no_neighbour(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What goes wrong in one caller's callback stays there."""
+    bench = Bench(policy=Inline())
+
+    def broken(_: object) -> None:
+        raise RuntimeError("gone")
+
+    bench.batcher.enqueue(table(1), 1, None, FAR_NS, broken)
+    good = await bench.submit(table(2))
+    assert firsts(good.result()) == [2]
+    assert "could not be handed over" in caplog.text

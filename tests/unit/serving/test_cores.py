@@ -5,13 +5,18 @@ import pytest
 from serving.workers.cores import WorkerPlan, plan_workers
 
 
+def single(count: int) -> list[tuple[int, ...]]:
+    """Cores with one hardware thread each."""
+    return [(cpu,) for cpu in range(count)]
+
+
 @pytest.mark.parametrize("cores", range(1, 33))
 @pytest.mark.parametrize("quota", [1, 2, 3, 8])
 @pytest.mark.parametrize("workers", [0, 1, 2, 5])
 def test_d01_defaults_stay_within_the_usable_cores(cores: int, quota: int, workers: int) -> None:
     """Workers times threads never exceed what affinity and quota leave, unless asked for."""
     usable = min(cores, quota)
-    plan = plan_workers(range(cores), usable, workers)
+    plan = plan_workers(single(cores), usable, workers)
     assert plan.workers * plan.threads <= max(usable, workers)
     assert plan.threads >= 1
     assert len(plan.cpus) == plan.workers
@@ -19,25 +24,37 @@ def test_d01_defaults_stay_within_the_usable_cores(cores: int, quota: int, worke
 
 def test_without_a_quota_workers_are_pinned_to_cores_of_their_own() -> None:
     """Each slot gets its share of the affinity mask, whatever the cores' numbers are."""
-    assert plan_workers([8, 2, 5, 7], 4, workers=2) == WorkerPlan(2, 2, ((2, 5), (7, 8)))
+    assert plan_workers([(8,), (2,), (5,), (7,)], 4, workers=2) == WorkerPlan(
+        2, 2, ((2, 5), (7, 8))
+    )
 
 
 def test_under_a_quota_nothing_is_pinned() -> None:
     """The scheduler stays free to use whichever core is idle."""
-    assert plan_workers(range(32), 2) == WorkerPlan(2, 1, ((), ()))
+    assert plan_workers(single(32), 2) == WorkerPlan(2, 1, ((), ()))
 
 
 def test_more_threads_than_cores_are_not_pinned() -> None:
     """Settings are followed, but then workers share the cores."""
-    assert plan_workers(range(2), 2, workers=2, threads=4) == WorkerPlan(2, 4, ((), ()))
+    plan = plan_workers(single(2), 2, workers=2, threads=4)
+    assert plan == WorkerPlan(2, 4, ((), ()))
+    assert "want 8 cores and 2 are usable" in plan.excess(2)
+    assert plan_workers(single(2), 2).excess(2) == ""
 
 
 def test_one_worker_roams() -> None:
     """With a single worker there is nobody to be kept apart from."""
-    assert plan_workers([0], 1) == WorkerPlan(1, 1, ((),))
+    assert plan_workers(single(1), 1) == WorkerPlan(1, 1, ((),))
 
 
 def test_many_cores_give_at_most_eight_workers() -> None:
     """Past eight workers more threads help more than more copies of private memory."""
-    plan = plan_workers(range(64), 64)
+    plan = plan_workers(single(64), 64)
     assert (plan.workers, plan.threads) == (8, 8)
+
+
+def test_a_pinned_worker_gets_all_hardware_threads_of_its_cores() -> None:
+    """Cores are counted, not their hardware threads; the second thread serves what does not run."""
+    cores = [(0, 4), (1, 5), (2, 6), (3, 7)]
+    assert plan_workers(cores, 4, workers=2) == WorkerPlan(2, 2, ((0, 1, 4, 5), (2, 3, 6, 7)))
+    assert plan_workers(cores, 4) == WorkerPlan(4, 1, ((0, 4), (1, 5), (2, 6), (3, 7)))

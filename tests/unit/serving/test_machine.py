@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from serving.machine import read_machine
+from serving.workers.cores import plan_workers
 
 GIB = 1 << 30
 
@@ -31,7 +34,7 @@ def test_without_limits_the_host_counts(tmp_path: Path):
     root, proc = fake_host(tmp_path, "0::/\n")
     machine = read_machine(root, proc)
     assert (machine.memory_bytes, machine.available_bytes) == (16 * GIB, 12 * GIB)
-    assert (machine.quota_cores, machine.usable_cores) == (None, machine.cores)
+    assert (machine.quota_cores, machine.usable_cores) == (None, len(machine.cores))
 
 
 def test_the_tightest_limit_above_us_counts(tmp_path: Path):
@@ -73,3 +76,45 @@ def test_no_limit_in_version_1_is_no_limit(tmp_path: Path):
     write(root / "cpu", cpu__cfs_quota_us="-1", cpu__cfs_period_us="100000")
     machine = read_machine(root, proc)
     assert (machine.memory_limit_bytes, machine.quota_cores) == (None, None)
+
+
+def fake_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, affinity: set[int]) -> Path:
+    """Make /sys of eight cores with two hardware threads each, n and n + 8."""
+    for cpu in range(16):
+        siblings = f"{cpu % 8},{cpu % 8 + 8}\n"
+        write(tmp_path / f"cpu/cpu{cpu}/topology", core_cpus_list=siblings)
+    monkeypatch.setattr("serving.machine.os.sched_getaffinity", lambda _: affinity)
+    return tmp_path / "cpu"
+
+
+def test_d01_hardware_threads_of_a_core_are_one_core(tmp_path: Path, monkeypatch):
+    """What may be used is counted in cores; the processors outside the affinity are left out."""
+    root, proc = fake_host(tmp_path, "0::/\n")
+    cpus = fake_cpus(tmp_path, monkeypatch, {0, 8, 1, 3, 11, 12})
+    machine = read_machine(root, proc, cpus)
+    assert machine.cores == ((0, 8), (1,), (3, 11), (12,))
+    assert machine.usable_cores == 4
+
+
+@pytest.mark.parametrize(
+    ("quota", "usable"), [("200000 100000", 2), ("max 100000", 8), ("350000 100000", 3)]
+)
+def test_d01_workers_and_threads_stay_within_a_quota(tmp_path, monkeypatch, quota, usable):
+    """A quota of version 2 binds on a host with many more cores, and "max" is none."""
+    root, proc = fake_host(tmp_path, "0::/\n")
+    write(root, cpu__max=quota + "\n")
+    machine = read_machine(root, proc, fake_cpus(tmp_path, monkeypatch, set(range(16))))
+    plan = plan_workers(machine.cores, machine.usable_cores)
+    assert machine.usable_cores == plan.workers * plan.threads == usable
+
+
+def test_d01_a_quota_of_version_1_and_a_single_cpu_bind(tmp_path: Path, monkeypatch):
+    """The older files count the same, and a cpuset of one leaves one worker with one thread."""
+    root, proc = fake_host(tmp_path, "4:cpu,cpuacct:/box\n")
+    write(root / "cpu/box", cpu__cfs_quota_us="200000", cpu__cfs_period_us="100000")
+    cpus = fake_cpus(tmp_path, monkeypatch, set(range(16)))
+    assert read_machine(root, proc, cpus).usable_cores == 2
+    monkeypatch.setattr("serving.machine.os.sched_getaffinity", lambda _: {5})
+    machine = read_machine(root, proc, cpus)
+    plan = plan_workers(machine.cores, machine.usable_cores)
+    assert (plan.workers, plan.threads) == (1, 1)

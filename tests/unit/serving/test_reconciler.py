@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from models.signature import Signature, TensorSpec
 from registry.errors import NotReady
 from registry.lifecycle import State
 from registry.manifest import Manifest
+from registry.model_settings import ModelSettings
 from registry.serving_map import ServingMap
 from registry.traffic import Traffic
 from serving.fleet import VersionKey
@@ -115,6 +116,7 @@ class Worker:
         self.loader = FakeLoader()
         self.marks: list[VersionKey | None] = []
         self.forgotten: list[VersionKey] = []
+        self.settings: list[tuple[str, ModelSettings]] = []
         self.reports: asyncio.Queue[Report] = asyncio.Queue()
         self.reconciler: Reconciler[FakeServed] = Reconciler(
             self.map,
@@ -126,6 +128,7 @@ class Worker:
             mark_loading=self.marks.append,
             forget=self.forgotten.append,
             report=self.reports.put_nowait,
+            configure=lambda served, settings: self.settings.append((served.digest, settings)),
         )
 
     async def holds(self, wanted: Target) -> Report:
@@ -402,3 +405,30 @@ async def test_a_version_that_cannot_close_does_not_block_the_next_target() -> N
     async with worker(make=make) as it:
         await it.holds(target(1, version(A1)))
         assert (await it.holds(target(2))).generation == 2
+
+
+async def test_a_version_in_another_form_is_loaded_anew() -> None:
+    """The content is the same, but what the worker mapped of it is not wanted any more."""
+    packed = replace(INSPECTION, graph="sha256:" + "e" * 64)
+    async with worker() as it:
+        await it.holds(target(1, replace(version(A1), inspection=packed)))
+        first = it.map.acquire("a", 1)
+        first.release()
+        await it.holds(target(2, version(A1)))
+        assert it.loader.loaded == [A1, A1]
+        assert first.target.servable.is_closed
+        await it.holds(target(3, replace(version(A1), inspection=replace(INSPECTION, mode="x"))))
+        assert it.loader.loaded == [A1, A1]
+
+
+async def test_settings_hold_before_a_version_answers_and_change_without_a_reload() -> None:
+    """Each target says what is set for a model; what it no longer says is the default again."""
+    small = ModelSettings(queue_rows=1)
+    digest = {key: version(key).manifest.digest for key in (A1, B1)}
+    async with worker() as made:
+        await made.holds(target(1, version(A1), version(B1), settings={"a": small}))
+        assert made.settings == [(digest[A1], small), (digest[B1], ModelSettings())]
+        made.settings.clear()
+        await made.holds(target(2, version(A1), version(B1), settings={"b": small}))
+        assert made.settings == [(digest[A1], ModelSettings()), (digest[B1], small)]
+        assert made.loader.loaded == [A1, B1]

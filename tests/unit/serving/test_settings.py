@@ -124,9 +124,21 @@ def test_every_setting_is_described_and_its_default_passes_its_own_check():
     """No setting lacks its text, and giving the default explicitly changes nothing."""
     for field in dataclasses.fields(Settings):
         assert field.metadata["doc"].endswith("."), field.name
-        if not field.metadata["toml_only"] and field.default != "":
+        # Where a default stands for "not set", giving it is refused with what to do instead.
+        is_absence = field.metadata["instead"] or field.default == ""
+        if not field.metadata["toml_only"] and not is_absence:
             given = load_settings(None, {}, {field.name: field.default})
             assert given == Settings(), field.name
+
+
+def test_a_budget_of_nothing_is_refused_with_what_is_allowed():
+    """0 is no budget: it says what to give, and what leaving it out means."""
+    with pytest.raises(InvalidInput) as caught:
+        load_settings(None, {"RAMRACK_MEMORY_BUDGET": "0"}, {})
+    assert str(caught.value) == (
+        "RAMRACK_MEMORY_BUDGET: '0' is too small: at least 1048576: leave it out for 75 % of what "
+        "host and cgroup leave, or give 1MiB or more"
+    )
 
 
 def test_settings_cannot_be_changed():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,6 +34,10 @@ SIGNATURE = Signature(
 )
 
 
+# Without the look for evicted pages, which goes on for ever, so that a test can await all tasks.
+QUIET = Settings(residency_check_s=0)
+
+
 class FakeFleet:
     """Holds every target at once, unless told to wait or to refuse a version."""
 
@@ -41,7 +45,9 @@ class FakeFleet:
         self.targets: list[Target] = []
         self.refused: dict[VersionKey, str] = {}
         self.private_bytes: dict[VersionKey, int] = {}
+        self.left_bytes: dict[VersionKey, Mapping[int, int]] = {}
         self.is_stuck = False
+        self.before_time_out: Callable[[], Awaitable[None]] | None = None
         self.stuck_on: VersionKey | None = None
         self.replaced: list[int] = []
         self.refused_slots: set[int] = set()
@@ -75,7 +81,9 @@ class FakeFleet:
     async def taken(self, generation: int, timeout_s: float) -> None:
         assert self.targets[-1].generation >= generation
         if self.is_stuck:
-            raise TimeoutError("the workers in slots [0] did not get there")
+            if self.before_time_out is not None:
+                await self.before_time_out()
+            raise TimeoutError(f"the workers in slots [0] did not get there within {timeout_s:g} s")
         self.taken_generation = generation
 
     async def replace(self, slot: int) -> None:
@@ -96,6 +104,9 @@ class FakeFleet:
     def workers(self) -> tuple[WorkerInfo, ...]:
         return self.slots
 
+    def unreleased(self, key: VersionKey) -> Mapping[int, int]:
+        return self.left_bytes.get(key, {0: 0})
+
     def on_quarantine(self, callback: Callable[[str, int, str], None]) -> None:
         self._callback = callback
 
@@ -109,7 +120,9 @@ class FakeInspector:
 
     def __init__(self) -> None:
         self.refused: dict[str, str] = {}
+        self.signatures: dict[str, Signature] = {}
         self.private_bytes = 0
+        self.resident: dict[str, int] = {}
         self.calls: list[str] = []
         self.limits: list[int] = []
         self.gate = threading.Event()
@@ -123,8 +136,9 @@ class FakeInspector:
         assert self.gate.wait(20)
         if manifest.graph in self.refused:
             raise LoadFailed(self.refused[manifest.graph])
-        return Inspection(SIGNATURE, True, "rows are independent", False, 0.001, 0.01,
-                          self.private_bytes)  # fmt: skip
+        signature = self.signatures.get(manifest.graph, SIGNATURE)
+        return Inspection(signature, True, "rows are independent", False, 0.001, 0.01,
+                          self.private_bytes, resident=self.resident)  # fmt: skip
 
 
 def digest_of(data: bytes) -> str:
@@ -216,7 +230,7 @@ def make_world(tmp_path: Path) -> Callable[..., World]:
     """Make further worlds, which the test starts and stops itself."""
 
     def make(root: Path | None = None, files: Files | None = None) -> World:
-        return World(root or tmp_path / "store", Settings(), files=files or UnsyncedFiles())
+        return World(root or tmp_path / "store", QUIET, files=files or UnsyncedFiles())
 
     return make
 
@@ -224,7 +238,7 @@ def make_world(tmp_path: Path) -> Callable[..., World]:
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     """A started world with an empty store."""
-    made = World(tmp_path / "store", Settings())
+    made = World(tmp_path / "store", QUIET)
     await made.start()
     yield made
     await made.stop()

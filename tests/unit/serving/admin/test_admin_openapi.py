@@ -58,7 +58,10 @@ async def test_each_operation_answers_what_its_schema_says(world, client):
     await world.push("m", b"two")
     await world.load("m", 2)
     await good("PUT", f"{MODELS}/m/route", json={"latest": True})
-    for path in ("", "/versions/1", "/versions/2", "/route", "/route/history"):
+    split = [{"version": 1, "weight": 90}, {"version": 2, "weight": 10}]
+    await good("PUT", "/admin/v1/release", json={"routes": {"m": {"split": split}}})
+    await good("PUT", f"{MODELS}/m/settings", json={"queue_rows": 7, "max_run_s": 0.5})
+    for path in ("", "/versions/1", "/versions/2", "/route", "/route/history", "/settings"):
         await good("GET", f"{MODELS}/m{path}")
     await good("POST", f"{MODELS}/m/route:rollback")
     await good("DELETE", f"{MODELS}/m/aliases/prod")

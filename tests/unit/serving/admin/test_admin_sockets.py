@@ -104,7 +104,7 @@ async def test_triton_client_loads_unloads_and_reads_our_errors(world, port):
     assert "the route sends requests to it" in held
     assert "no model 'none'" in unknown
     assert "parameters.config" in config
-    await world.control.delete_route("m", world.actor)
+    await world.control.traffic.delete_route("m", world.actor)
 
     def unload() -> None:
         client = InferenceServerClient(f"127.0.0.1:{port}")

@@ -79,7 +79,8 @@ async def test_route_calls_move_and_restore_traffic(world, client):
     body = {"split": [{"version": 2, "weight": 100}]}
     moved = await client.put(f"{MODELS}/m/route?reason=better", json=body)
     assert moved.json() == {
-        "model": "m", "split": body["split"], "shadow": [], "latest": False, "previous": 1,
+        "model": "m", "split": body["split"], "shadow": [], "latest": False,
+        "previous": {"split": [{"version": 1, "weight": 100}], "shadow": []},
         "etag": moved.headers["etag"],
     }  # fmt: skip
     assert (await client.get(f"{MODELS}/m/route")).json() == moved.json()
@@ -109,32 +110,6 @@ async def test_if_match_guards_routes_and_aliases(world, client):
     await error_of(bad, 409)
     good = await client.delete(f"{MODELS}/m/aliases/a", headers={"if-match": alias.headers["etag"]})
     assert good.json()["previous"] == 1
-
-
-@pytest.mark.parametrize(
-    ("body", "says"),
-    [
-        ({}, "split or"),
-        ({"split": [], "latest": True}, "split or"),
-        ({"split": []}, "exactly one version"),
-        ({"split": [{"version": 1, "weight": 90}, {"version": 2, "weight": 10}]}, "exactly one"),
-        ({"split": [{"version": 1, "weight": 90}]}, "weight"),
-        ({"split": [{"version": "1", "weight": 100}]}, "version"),
-        ({"split": [{"version": True, "weight": 100}]}, "version"),
-        ({"split": [{"version": 1}]}, "version and weight"),
-        ({"latest": 1}, "true or false"),
-        ({"latest": True, "shadow": [2]}, "shadow"),
-        ({"splitt": []}, "did you mean 'split'"),
-        ([], "JSON object"),
-    ],
-)
-async def test_route_body_that_is_wrong_is_refused(world, client, body, says):
-    """Each mistake in a route is a 400 that names the field."""
-    await world.push_loaded("m", 1)
-
-    answer = await client.put(f"{MODELS}/m/route", json=body)
-
-    assert says in await error_of(answer, 400)
 
 
 @pytest.mark.parametrize(
@@ -358,7 +333,7 @@ async def test_load_that_ends_badly_has_the_status_of_its_cause(world, client):
 
     assert await error_of(refused, 400) == "no such operator: Nope"
     assert refused.json()["operation"]["state"] == "failed"
-    assert "needs at least 2000 bytes" in await error_of(large, 507)
+    assert "needs at least 2003 bytes" in await error_of(large, 507)
     assert large.json()["plan"]["free_bytes"] == 1000
     plan = (await client.post(f"{MODELS}/m/versions/2:plan")).json()
     assert (plan["fits"], plan["needs_bytes"], plan["would_evict"]) == (False, 2003, [])
@@ -401,8 +376,8 @@ async def test_memory_and_workers_are_shown(world, client):
     memory = (await client.get("/admin/v1/memory")).json()
     workers = (await client.get("/admin/v1/workers")).json()
 
-    assert (memory["committed_bytes"], memory["unreleased_bytes"]) == (100, 0)
-    assert memory["free_bytes"] == memory["budget_bytes"] - 100
+    assert (memory["committed_bytes"], memory["unreleased_bytes"]) == (103, 0)
+    assert memory["free_bytes"] == memory["budget_bytes"] - 103
     assert memory["versions"][0]["unique_bytes"] == 100
     assert workers["workers"] == [
         {"slot": 0, "pid": 41, "state": "serving", "generation": 1, "cpus": [0], "restarts": 0,
@@ -423,7 +398,7 @@ async def test_private_memory_is_null_until_a_load_measured_it(world, client):
     assert await told() == (None, None)
     await world.load("m", 1)
     assert await told() == (10, 10)
-    await world.control.delete_route("m", world.actor)
+    await world.control.traffic.delete_route("m", world.actor)
     await world.unload("m", 1)
     assert await told() == (10, 10)
 

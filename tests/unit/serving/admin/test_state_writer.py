@@ -10,10 +10,14 @@ import shutil
 import pytest
 
 from registry.errors import Conflict, StoreFailed, StoreFull
+from registry.traffic import Traffic
+from registry.traffic_rules import RouteWish
 from serving.control.operations import Operation
 from tests.disk_model import ModelDisk, PowerCut
 
 pytestmark = pytest.mark.timeout(60)
+to = RouteWish.whole
+whole = Traffic.whole
 
 
 async def prepare(world):
@@ -27,10 +31,10 @@ def script(world):
     control, actor = world.control, world.actor
     unload = Operation("id", "unload", "m", 1, "now")
     return [
-        lambda: control.set_route("m", 2, actor, "why"),
+        lambda: control.traffic.set_route("m", to(2), actor, "why"),
         lambda: world.push("m", b"fourth"),
         lambda: control.delete("m", 3, actor),
-        lambda: control.delete_route("m", actor),
+        lambda: control.traffic.delete_route("m", actor),
         lambda: control.loads.unload(unload, actor, ""),
         lambda: control.delete("m", 1, actor),
     ]
@@ -45,7 +49,7 @@ def facts(world):
         sorted(model.loaded),
         dict(model.failed),
         {name: alias.version for name, alias in model.aliases.items()},
-        route and (route.version, route.previous, [c.seq for c in route.history]),
+        route and (route.traffic, route.previous, [c.seq for c in route.history]),
         [event.kind for event in world.store.events.read()],
     )
 
@@ -125,11 +129,11 @@ async def test_f04_change_that_cannot_be_written_is_not_published(make_world, tm
 
     disk.fail_in(1, errno.ENOSPC)
     with pytest.raises(StoreFull):
-        await world.control.set_route("m", 2, world.actor)
+        await world.control.traffic.set_route("m", to(2), world.actor)
 
     assert (facts(world), len(world.fleet.targets)) == before
-    route = await world.control.set_route("m", 2, world.actor)
-    assert route.version == 2
+    route = await world.control.traffic.set_route("m", to(2), world.actor)
+    assert route.traffic == Traffic.whole(2)
     await world.stop()
 
 
@@ -143,9 +147,9 @@ async def test_f04_event_that_cannot_be_appended_is_not_lost(make_world, tmp_pat
     state_steps = _steps_of_document(disk, world)
 
     disk.fail_in(state_steps + 1, errno.EIO)
-    await world.control.set_route("m", 2, world.actor, "first")
+    await world.control.traffic.set_route("m", to(2), world.actor, "first")
     assert world.store.events.read()[-1].kind == "publish"
-    await world.control.set_route("m", 1, world.actor, "second")
+    await world.control.traffic.set_route("m", to(1), world.actor, "second")
 
     assert [e.reason for e in world.store.events.read()[-2:]] == ["first", "second"]
     await world.stop()
@@ -161,13 +165,13 @@ async def test_f04_event_that_was_never_appended_is_completed_at_the_next_start(
     await world.start()
     await prepare(world)
     disk.fail_in(_steps_of_document(disk, world) + 1, errno.EIO)
-    await world.control.set_route("m", 2, world.actor, "first")
+    await world.control.traffic.set_route("m", to(2), world.actor, "first")
     await world.stop()
 
     again = make_world(root)
     await again.start()
     assert again.store.events.read()[-1].reason == "first"
-    assert again.control.route("m").version == 2
+    assert again.control.traffic.route("m").traffic == whole(2)
     await again.stop()
 
 
@@ -198,8 +202,8 @@ async def test_changes_at_once_are_applied_one_after_another(world):
     """Each change sees what the one before it left; generations and numbers only rise."""
     await world.push_loaded("m", 2)
     results = await asyncio.gather(
-        *(world.control.set_alias("m", f"a{n}", 1 + n % 2, world.actor) for n in range(20)),
-        world.control.set_route("m", 2, world.actor),
+        *(world.control.traffic.set_alias("m", f"a{n}", 1 + n % 2, world.actor) for n in range(20)),
+        world.control.traffic.set_route("m", to(2), world.actor),
         return_exceptions=True,
     )
 

@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+WHOLE = {"split": [{"version": 1, "weight": 100}], "shadow": []}
 DIGEST = "sha256:" + "d" * 64
 
 
@@ -21,7 +22,7 @@ def version_document(model: str, version: int, state: str = "UNLOADED") -> dict[
         "model": model, "version": version, "state": state, "reason": "", "digest": DIGEST,
         "published": "2026-01-02T03:04:05Z", "created": "", "meta": {}, "source": {},
         "signature": {}, "runtime": {"name": "onnx"}, "parity": None, "aliases": [], "traffic": 0,
-        "is_previous": False, "load_s": 0.25, "batching": None,
+        "is_previous": False, "load_s": 0.25, "batching": None, "weights": None,
         "memory": {"disk_bytes": 2048, "shared_bytes": 0, "private_bytes_per_worker": 1024},
     }  # fmt: skip
 
@@ -102,7 +103,7 @@ def put_route(server: FakeServer, body: bytes, model: str) -> tuple[int, dict[st
     for part in wish.get("split", ()):
         server.find(model, str(part["version"]))["traffic"] = part["weight"]
     return 200, {"model": model, "split": wish.get("split", []), "shadow": [],
-                 "latest": wish.get("latest", False), "previous": 1, "etag": "e"}  # fmt: skip
+                 "latest": wish.get("latest", False), "previous": WHOLE, "etag": "e"}  # fmt: skip
 
 
 Handler = Callable[..., tuple[int, dict[str, Any]]]

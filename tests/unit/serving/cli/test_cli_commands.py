@@ -128,10 +128,20 @@ def test_unload_and_plan(ramrack, server: FakeServer):
         (200, {"needs_bytes": 2048, "free_bytes": 1024, "fits": False, "new_bytes": 1024,
                "private_bytes_per_worker": 512})
     ]  # fmt: skip
-    code, out, _ = ramrack("plan", "m", "1")
+    code, out, err = ramrack("plan", "m", "1")
     assert code == 0
     assert "2.0 KiB" in out
     assert out.splitlines()[-1].split() == ["fits", "no"]
+    assert "nothing can be unloaded" in err
+    server.answers["POST", "/admin/v1/models/m/versions/1:plan"] = [
+        (200, {"needs_bytes": 2048, "free_bytes": 1024, "fits": False, "new_bytes": 1024,
+               "private_bytes_per_worker": 512, "fits_after_evicting": True,
+               "would_evict": [{"model": "n", "version": 7, "frees_bytes": 3072}]})
+    ]  # fmt: skip
+    code, out, err = ramrack("plan", "m", "1")
+    assert "an unload of n/7 gives" in out.splitlines()[-1]
+    assert "3.0 KiB" in out.splitlines()[-1]
+    assert "ramrack unload makes that room" in err
     server.answers["POST", "/admin/v1/models/m/versions/1:plan"] = [
         (200, {"needs_bytes": 2048, "free_bytes": 4096, "fits": True, "new_bytes": 1024,
                "private_bytes_per_worker": None, "is_estimated": True, "reason": "not measured"})
@@ -174,10 +184,11 @@ def test_route_is_shown_and_moved(ramrack, server: FakeServer):
     """Moving the route sends one version with all the weight, or the wish to follow latest."""
     server.add_version("m", "READY")
     code, out, _ = ramrack("route", "m", "1")
-    assert (code, out) == (0, "m: version 1 gets 100 %; before that version 1\n")
+    assert (code, out) == (0, "m: version 1 gets 100 %; before that version 1 gets 100 %\n")
     ramrack("route", "m", "--latest")
     bodies = [json.loads(call[3]) for call in server.calls if call[0] == "PUT"]
-    assert bodies == [{"split": [{"version": 1, "weight": 100}]}, {"latest": True}]
+    whole = {"split": [{"version": 1, "weight": 100}], "shadow": []}
+    assert bodies == [whole, {"latest": True}]
     server.answers["GET", "/admin/v1/models/m/route/history"] = [
         (200, {"history": [{"seq": 1, "time": "t", "who": "me", "reason": "first",
                             "split": [{"version": 1, "weight": 100}], "latest": False}]})

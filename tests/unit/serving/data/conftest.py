@@ -20,7 +20,7 @@ def pytest_asyncio_loop_factories(
 ) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Run the connection's tests on both loops: workers use uvloop, whose transports differ."""
     factories = {"asyncio": asyncio.new_event_loop}
-    if item.path.name == "test_http_protocol.py":
+    if item.path.name in ("test_http_protocol.py", "test_lane.py"):
         factories["uvloop"] = uvloop.new_event_loop
     return factories
 
@@ -41,10 +41,11 @@ def plane(settings: Settings) -> Iterator[Plane]:
         plane.release()
 
 
-@pytest.fixture
-async def served(plane: Plane) -> AsyncIterator[Served]:
-    """The plane's application on a port."""
-    async with serve(plane.app, plane.settings) as served:
+@pytest.fixture(params=["lane", "application"])
+async def served(plane: Plane, request: pytest.FixtureRequest) -> AsyncIterator[Served]:
+    """The plane on a port: predictions by the fast lane as in a worker, or by the application."""
+    lane = plane.lane if request.param == "lane" else None
+    async with serve(plane.app, plane.settings, lane=lane) as served:
         yield served
 
 

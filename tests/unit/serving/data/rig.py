@@ -17,9 +17,13 @@ from registry.serving_map import ModelView, ServingMap, Snapshot, VersionView
 from registry.traffic import Traffic
 from serving.data.app import create_data_app
 from serving.data.batcher import Batcher, BatchLimits
+from serving.data.body import BodyReader
 from serving.data.data_plane import DataPlane, ServedVersion
+from serving.data.lane import InferLane
+from serving.data.model_gate import ModelGate
 from serving.metrics.page import MetricsMemory, Region
 from serving.settings import Settings
+from serving.web.exchange import Lane
 from serving.web.server import HttpServer
 from tests.fakes import IDENTITY, FakeServable
 
@@ -44,7 +48,9 @@ class Plane:
         self.data_plane = DataPlane(
             self.serving_map, self.region.plane, self.settings, self.memory.statistics
         )
-        self.app = create_data_app(self.data_plane, self.settings)
+        bodies = BodyReader(self.settings)
+        self.app = create_data_app(self.data_plane, self.settings, bodies)
+        self.lane = InferLane(self.data_plane, self.settings, bodies)
         self.publish()
 
     def publish(self) -> None:
@@ -78,7 +84,7 @@ class Plane:
         )
         served = ServedVersion(
             model, version, DIGEST, servable.signature, servable, batcher, counters,
-            self.settings.timeout_ms,
+            self.settings.timeout_ms, self.settings.max_output_bytes, gate=ModelGate(model),
         )  # fmt: skip
         self._add_view(model, version, State.READY, "loaded", served)
         self.routes[model] = version
@@ -171,14 +177,14 @@ class Connection:
 
 @asynccontextmanager
 async def serve(
-    app: Any, settings: Settings, server: HttpServer | None = None
+    app: Any, settings: Settings, server: HttpServer | None = None, lane: Lane | None = None
 ) -> AsyncIterator[Served]:
     """Serve ``app`` on an ephemeral port, with the protocol of the workers."""
     # asyncio sets TCP_NODELAY only where the socket says it is TCP; else an answer takes 40 ms.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
     listener.listen(128)
-    server = server or HttpServer(app, settings)
+    server = server or HttpServer(app, settings, lane=lane)
     await server.start(listener)
     served = Served(listener.getsockname()[1], server)
     try:

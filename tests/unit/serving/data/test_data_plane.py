@@ -50,9 +50,10 @@ async def test_a_cancelled_request_leaves_nothing_behind(plane: Plane) -> None:
     """Permit, handle, queue and gauges are given back, and it is counted as such."""
     servable = FakeServable(hold=True)
     version = plane.add(servable=servable)
-    tasks = [
-        asyncio.create_task(plane.data_plane.infer_v2("fraud", None, HEAD, BODY)) for _ in range(3)
-    ]
+    infer = plane.data_plane.infer_v2
+    tasks = [asyncio.create_task(infer("fraud", None, HEAD, BODY))]
+    await asyncio.to_thread(servable.entered.wait, 10)
+    tasks += [asyncio.create_task(infer("fraud", None, HEAD, BODY)) for _ in range(2)]
     await until(lambda: version.counters.queue_depth == 2)
     for task in tasks:
         task.cancel()

@@ -668,9 +668,9 @@ class TestAccessLog:
         self, client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
     ) -> None:
         """Method, path, status, duration and id, and no body."""
-        caplog.set_level("INFO", "serving.web.common")
+        caplog.set_level("INFO", "serving.web.access_log")
         await client.get("/v2/models/none", headers={"x-request-id": "r-9"})
-        (record,) = [r for r in caplog.records if r.name == "serving.web.common"]
+        (record,) = [r for r in caplog.records if r.name == "serving.web.access_log"]
         logged = record.__dict__
         assert (logged["method"], logged["path"], logged["status"], logged["request_id"]) == (
             "GET", "/v2/models/none", 404, "r-9",

@@ -1,0 +1,110 @@
+"""Packed weights of loaded versions: made anew after a start, proved to save, left when damaged.
+
+What was packed is a cache. A version never fails for it: it is packed again, or opened as it was
+published.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Final
+
+from models.errors import LoadFailed, ModelsError
+from models.servable import Inspection
+from registry import desired
+from registry.desired import Key
+from registry.errors import RegistryError
+from registry.manifest import Manifest
+from serving.control.state_writer import StateWriter
+from serving.errors import ServingError
+from serving.fleet import VersionReport
+
+# Of what was packed, a worker that copies more than this share for itself did not use it.
+MAX_COPIED: Final = 0.3
+_log = logging.getLogger(__name__)
+
+
+class PackedForms:
+    """Keeps what the state says of packed versions true; for the event loop's thread.
+
+    ``memory_bytes``: private memory that packing anew may take. ``hold``: called when workers are
+    to read other objects of a version than before.
+    """
+
+    def __init__(
+        self, writer: StateWriter, memory_bytes: int, hold: Callable[[Key], Awaitable[None]]
+    ) -> None:
+        self._writer = writer
+        self._memory_bytes = memory_bytes
+        self._hold = hold
+
+    async def renew(self, key: Key, inspect: Callable[[Manifest, int], Inspection]) -> None:
+        """Pack again what another machine packed, and what is damaged or no longer there."""
+        known = self._known(key)
+        if not known.graph and known.has_prepacking:
+            return
+        manifest = self._writer.record(*key).manifest
+        try:
+            found = await asyncio.to_thread(inspect, manifest, self._memory_bytes)
+        except LoadFailed as error:
+            found = _as_published(known, f"it could not be packed again: {error}")
+        if (found.graph, found.resident) != (known.graph, known.resident):
+            await self._replace(key, found)
+
+    async def prove(self, key: Key, report: VersionReport) -> None:
+        """Say so where a worker copied the weights that were packed to spare it that."""
+        known = self._known(key)
+        packed_bytes = sum(known.resident.values())
+        copied_bytes = report.private_bytes - known.private_bytes
+        if known.mode == "packed" and copied_bytes > MAX_COPIED * packed_bytes:
+            reason = (
+                f"the runtime did not use what was packed: a worker took {report.private_bytes} "
+                "bytes for itself"
+            )
+            _log.warning("%s/%d is private: %s", *key, reason)
+            await self._replace(key, replace(known, mode="private", mode_reason=reason))
+
+    async def check(self, key: Key) -> None:
+        """Have a version opened as it was published where what was packed of it is damaged.
+
+        Workers that mapped the damage load the version anew. The next load or start packs again.
+        """
+        if key not in self._writer.state.loaded:
+            return
+        known = self._known(key)
+        packed = {known.graph, *known.resident} if known.graph else set()
+        try:
+            await asyncio.to_thread(self._writer.store.verify_objects, sorted(packed))
+        except RegistryError as error:
+            reason = f"what was packed is damaged; the next load or start packs it again: {error}"
+            _log.warning("%s/%d is mapped: %s", *key, reason)
+            mapped = _as_published(known, reason)
+            try:
+                await self._replace(key, mapped)
+            except (RegistryError, ServingError, ModelsError) as failure:
+                # A worker is started all the same, or none ever would.
+                _log.error("%s/%d stays as it is: %s", *key, failure)
+
+    def _known(self, key: Key) -> Inspection:
+        return self._writer.inspection(key, self._writer.state.loaded[key].inspection)
+
+    async def _replace(self, key: Key, inspection: Inspection) -> None:
+        document = inspection.to_json()
+        await self._writer.change(lambda s, _: desired.reinspect(s, *key, document), None)
+        await self._hold(key)
+
+
+def _as_published(known: Inspection, reason: str) -> Inspection:
+    """Return a form that nothing has to be built for, and that shares what can be shared.
+
+    Its kernels are others, with which nobody tried batches.
+    """
+    if known.mode == "private":
+        return replace(known, mode_reason=reason, graph="", resident={})
+    return replace(
+        known, mode="mapped", mode_reason=reason, graph="", resident={}, has_prepacking=False,
+        is_batchable=False, batch_reason=reason,
+    )  # fmt: skip

@@ -1,0 +1,180 @@
+"""The short way through the V2 codec against the long one: the same arrays, bytes and refusals."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from models.servable import numpy_dtype
+from models.signature import DATATYPES, Signature, TensorSpec
+from registry.errors import InvalidInput
+from serving.codec import v2
+from serving.codec.v2_plan import V2Plan
+
+pytestmark = pytest.mark.slow
+EXAMPLES = settings(max_examples=300, deadline=None)
+SCALARS: Any = st.one_of(
+    st.integers(-3, 300),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.sampled_from([None, True, False, "1", "", 2**63, 2**64 - 1, -(2**63), 1e39, 1e3, 65504.5]),
+)
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> tuple[Signature, dict[str, Any], bool]:
+    """A signature and a request that nearly fits it: of the usual form, but for what was drawn."""
+    datatypes = draw(st.lists(st.sampled_from(DATATYPES), min_size=1, max_size=2))
+    columns = [draw(st.lists(st.integers(1, 3), max_size=2)) for _ in datatypes]
+    specs = tuple(
+        TensorSpec(name, datatype, (-1, *rest))
+        for name, datatype, rest in zip(("x", "data"), datatypes, columns, strict=False)
+    )
+    rows = draw(st.sampled_from([1, 1, 2, 0, 3]))
+    items: list[Any] = []
+    for spec in specs:
+        count = rows * int(np.prod(spec.shape[1:]))
+        usual: Any = st.text(max_size=3) if spec.datatype == "BYTES" else st.integers(0, 1)
+        if spec.datatype in ("FP32", "FP64"):
+            usual = st.one_of(usual, st.floats(-1e30, 1e30))
+        elements = draw(st.sampled_from([usual, usual, usual, SCALARS]))
+        data = draw(st.lists(elements, min_size=count, max_size=count))
+        items.append(
+            {"name": spec.name, "datatype": spec.datatype, "shape": [rows, *spec.shape[1:]],
+             "data": data}
+        )  # fmt: skip
+    document: dict[str, Any] = {"inputs": items}
+    for key, value in draw(
+        st.lists(
+            st.sampled_from(
+                [
+                    ("id", "a"),
+                    ("id", 5),
+                    ("outputs", []),
+                    ("outputs", [{"name": "y"}]),
+                    ("outputs", 3),
+                    ("parameters", {"timeout": 5}),
+                    ("parameters", {}),
+                    ("more", "data"),
+                    ("more", ["data"]),
+                ]
+            ),
+            max_size=2,
+        )
+    ):
+        document[key] = value
+    item = items[draw(st.integers(0, len(items) - 1))]
+    for key, value in draw(
+        st.lists(
+            st.sampled_from(
+                [
+                    ("name", "z"),
+                    ("name", ["x"]),
+                    ("name", "x"),
+                    ("datatype", "FP32"),
+                    ("datatype", None),
+                    ("shape", [1]),
+                    ("shape", [1.0, 2]),
+                    ("shape", [True, 2]),
+                    ("shape", [-1, 2]),
+                    ("shape", "1"),
+                    ("data", [[1, 2]]),
+                    ("data", [1, [2]]),
+                    ("data", {}),
+                    ("parameters", {}),
+                    ("parameters", {"binary_data_size": 4}),
+                ]
+            ),
+            max_size=1,
+        )
+    ):
+        item[key] = value
+    return Signature(specs, (TensorSpec("y", "FP32", (-1,)),)), document, draw(st.booleans())
+
+
+def outcome(decode: Any) -> Any:
+    """Return what a way of decoding gives, in a form that can be compared."""
+    try:
+        call = decode()
+    except InvalidInput as error:
+        return str(error)
+    arrays = {
+        name: (a.dtype.str, a.shape, a.tolist() if a.dtype.hasobject else a.tobytes())
+        for name, a in call.inputs.items()
+    }
+    return call.id, arrays, call.rows, call.outputs, call.timeout_us, call.priority
+
+
+@EXAMPLES
+@given(documents())
+def test_both_ways_read_the_same(case: tuple[Signature, dict[str, Any], bool]) -> None:
+    """Whatever the form of a request, the plan changes neither its arrays nor its refusal."""
+    signature, document, has_spaces = case
+    body = json.dumps(document, separators=None if has_spaces else (",", ":")).encode()
+    plan = V2Plan(signature, "m", 3)
+    short = outcome(lambda: plan.decode(body, None))
+    assert short == outcome(lambda: v2.decode_infer(body, None, signature))
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> list[Any]:
+    """Outputs of one run, some of them strided as a slice of a batch may be."""
+    arrays = []
+    for datatype in draw(st.lists(st.sampled_from(DATATYPES), min_size=1, max_size=3)):
+        shape = draw(hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
+        if datatype == "BYTES":
+            array: Any = draw(hnp.arrays(object, shape, elements=st.text(max_size=3)))
+        else:
+            array = draw(hnp.arrays(numpy_dtype(datatype), shape))
+        arrays.append(array[::2] if array.ndim and draw(st.booleans()) else array)
+    return arrays
+
+
+@EXAMPLES
+@given(answers(), st.one_of(st.none(), st.text(st.characters(exclude_categories=["Cs"]))))
+def test_both_ways_write_the_same(arrays: list[Any], call_id: str | None) -> None:
+    """The first answer of its shapes goes the long way, the next the short one: equal bytes."""
+    outputs = tuple(TensorSpec(f"y{index}", "FP32", (-1,)) for index, _ in enumerate(arrays))
+    signature = Signature((TensorSpec("x", "FP32", (-1,)),), outputs)
+    plan = V2Plan(signature, 'm"', 3)
+    call = v2.InferCall(call_id, {}, 1, plan.all_outputs)
+    wanted = v2.encode_infer(call, 'm"', 3, arrays, signature)
+    for _ in range(2):
+        assert plan.encode(call, arrays) == wanted
+
+
+@pytest.mark.parametrize("word", ["true", "false", "null"])
+@pytest.mark.parametrize("place", [0, 150, 299])
+def test_a_word_among_many_numbers_is_seen(word: str, place: int) -> None:
+    """In a large list too: null is NaN, a boolean is refused with its place."""
+    numbers = ["1.5"] * 300
+    numbers[place] = word
+    body = (
+        '{"inputs":[{"name":"x","datatype":"FP32","shape":[10,30],"data":['
+        + ", ".join(numbers) + "]}]}"
+    ).encode()  # fmt: skip
+    spec = TensorSpec("x", "FP32", (-1, 30))
+    plan = V2Plan(Signature((spec,), (spec,)), "m", 1)
+    if word == "null":
+        flat = plan.decode(body, None).inputs["x"].ravel()
+        assert np.flatnonzero(np.isnan(flat)).tolist() == [place]
+    else:
+        with pytest.raises(InvalidInput, match=f"element {place}: {word} is not allowed"):
+            plan.decode(body, None)
+
+
+def test_a_list_that_only_looks_like_the_data_fools_nobody() -> None:
+    """A name or another list called data does not stand for the one that is read."""
+    spec = TensorSpec("data", "FP32", (-1, 2))
+    plan = V2Plan(Signature((spec,), (spec,)), "m", 1)
+    body = (
+        b'{"more":{"data":[1,2,3,4]},"inputs":[{"name":"data","shape":[2,2],'
+        b'"datatype":"FP32","d\\u0061ta":[1,true,3,4]}]}'
+    )
+    with pytest.raises(InvalidInput, match="element 1: true is not allowed"):
+        plan.decode(body, None)
