@@ -18,6 +18,7 @@ _FOREVER: Final = 1 << 40
 # A run is told to end at max_run_s; a worker that is busy with others notices a little later.
 _ENDED_S: Final = MAX_RUN_S + 3.0
 _WAVE: Final = 100
+_FIRST: Final = 1000
 _MOST_COMPUTED: Final = 0.25
 
 
@@ -53,9 +54,11 @@ def leave(lab: Lab, outcome: Outcome) -> None:
     with lab.serving() as server:
         if not server.versions("slow"):
             server.serve(lab.packages.read("slow-1"))
-        # The first ones leave unseen: what a worker makes once for many requests is made by them.
-        asyncio.run(_waves(server, _WAVE))
-        with watched(lab, server, outcome, rate=lab.rate / 4):
+
+        def first() -> None:
+            asyncio.run(_waves(server, min(_FIRST, outcome.count)))
+
+        with watched(lab, server, outcome, first=first, rate=lab.rate / 4):
             settled(server, lambda: server.metric("ramrack_in_flight", model="slow") == 0)
             before = _computed(server)
             asyncio.run(_waves(server, outcome.count))

@@ -8,10 +8,8 @@ from typing import Final
 
 from loadtest.faults.lab import Fault, Lab, judge_latency, judge_store, watched
 from loadtest.faults.outcome import Outcome
-from loadtest.histogram import Latencies
 
 _MOST_P99: Final = 1.5
-_BEFORE_S: Final = 5.0
 _FIRST: Final = 10
 
 
@@ -24,19 +22,13 @@ def swap(lab: Lab, outcome: Outcome) -> None:
                 server.route("echo", 2 - turn % 2)
 
         with watched(lab, server, outcome, first=first) as watch:
-            watch.load.wait_for(round(_BEFORE_S * lab.rate) if lab.is_timed else 1)
-            first_ns = time.monotonic_ns()
             for turn in range(outcome.count):
                 version = 2 - turn % 2
                 watch.change(version, partial(server.route, "echo", version))
             last_ns = time.monotonic_ns()
-        before, during = Latencies(), Latencies()
-        for each in watch.load.samples:
-            if each.intended_ns < first_ns:
-                before.add(each.latency_ns)
-            elif each.intended_ns < last_ns:
-                during.add(each.latency_ns)
-        judge_latency(lab, outcome, before, during, _MOST_P99)
+        samples = watch.load.samples
+        during = [each for each in samples if watch.began_ns <= each.intended_ns < last_ns]
+        judge_latency(lab, outcome, watch.before, during, _MOST_P99)
         judge_store(server, outcome)
 
 
