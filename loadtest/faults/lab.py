@@ -7,6 +7,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -172,6 +173,8 @@ def _warmed(lab: Lab, server: FaultServer, first: Callable[[], object], rate: fl
         with SteadyLoad(server.port, rate, seed=1) as load, _queue_watched(server, Watch(load)):
             if lab.is_timed:
                 first()
+                with ThreadPoolExecutor(_BURSTS) as callers:
+                    list(callers.map(lambda _: server.must("POST", "/verify"), range(_BURSTS)))
             for _ in range(_BURSTS if lab.is_timed else 1):
                 asyncio.run(burst(server.port, paths, _BURST))
             load.wait_for(lab.warm_requests)

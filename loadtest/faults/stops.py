@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from loadtest.faults.echo import Connection, Question
-from loadtest.faults.lab import Fault, Lab, judge_recovery, judge_store, watched
+from loadtest.faults.lab import Fault, Lab, judge_store, watched
 from loadtest.faults.outcome import Outcome
 from loadtest.faults.server import STOP_TIMEOUT_S, FaultServer
 
@@ -140,9 +140,7 @@ def stop(lab: Lab, outcome: Outcome) -> None:
     with lab.own_server(versions=(1,)) as server:
         for turn in range(outcome.count):
             if turn:
-                began = time.monotonic()
                 server.start()
-                judge_recovery(lab, outcome, time.monotonic() - began)
             asyncio.run(stop_once(server, outcome))
         server.start()
         judge_store(server, outcome)

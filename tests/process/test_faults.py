@@ -5,6 +5,7 @@ The controls at the end break one promise each: the same looks must find it.
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from loadtest.bench.faults import FAULTS
 from loadtest.faults.lab import Lab
 from loadtest.faults.outcome import BROKEN, HELD, Outcome
 from loadtest.faults.packages import Packages
+from loadtest.faults.stops import stop_once
 from tests.process.server import ROOT
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -111,13 +113,12 @@ def test_f23_a_broken_promise_is_found(
     assert {key for key, verdict in outcome.verdicts.items() if verdict == BROKEN} == {letter}
 
 
-def test_f23_a_stop_that_drops_connections_is_found(
-    packages: Packages, broken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_f23_a_stop_that_drops_connections_is_found(broken_lab: Lab, broken: Path) -> None:
     """Requests that were under way at the stop are missed."""
     broken.write_text("forget")
-    monkeypatch.setenv("TEST_BROKEN_PROMISE", str(broken))
-    monkeypatch.chdir(ROOT)
-    command = (sys.executable, "-m", "tests.process.broken_server")
-    outcome = FAULTS["F17"].run(lab_of(tmp_path, packages, command), 1)
+    outcome = Outcome("F17", "one stop", 1)
+    with broken_lab.serving() as server:
+        asyncio.run(stop_once(server, outcome))
+        broken.unlink()
+        server.start()
     assert (outcome.verdict("B"), outcome.verdict("D")) == (BROKEN, HELD)
