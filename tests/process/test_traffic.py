@@ -27,7 +27,7 @@ from serving.settings import Settings
 from serving.target import Target, TargetVersion
 from serving.web.sockets import close_all, open_listeners
 from serving.workers.cores import WorkerPlan
-from serving.workers.supervisor import Supervisor
+from serving.workers.supervisor import Supervisor, regions_for
 from tests import graphs
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -120,7 +120,7 @@ class Fleet:
 @contextlib.asynccontextmanager
 async def fleet(objects: Path, settings: Settings | None = None) -> AsyncIterator[Fleet]:
     listeners = open_listeners("127.0.0.1", 0, 2, "data plane")
-    with MetricsMemory.create(2) as memory:
+    with MetricsMemory.create(regions_for(2)) as memory:
         supervisor = Supervisor(
             settings or Settings(),
             plan=WorkerPlan(2, 1, ((), ())),
