@@ -33,15 +33,16 @@ class SplitModel:
     tensors: tuple[ObjectSource, ...]
 
 
-def split_model(model: onnx.ModelProto, folder: Path) -> SplitModel:
+def split_model(model: onnx.ModelProto, path: Path) -> SplitModel:
     """Move each dense initializer of OBJECT_THRESHOLD_BYTES or more out of ``model``.
 
     ``model`` is changed in place, for a copy would double its weights in memory. External data is
-    read from ``folder`` and nowhere else. The same model gives the same bytes every time.
+    read from the folder of ``path``, the model's file, and nowhere else. The same model gives the
+    same bytes every time.
     """
     _strip(model)
     objects: dict[str, ObjectSource] = {}
-    with ExternalFolder(folder) as external:
+    with ExternalFolder(path) as external:
         for found in tensors(model, ConversionRefused):
             moved = _moved(found, external) if found.is_initializer else None
             if moved is not None:

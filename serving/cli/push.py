@@ -162,8 +162,13 @@ def _send(client: AdminClient, package: Package, reason: str, stage: _Stage) -> 
         stage.done = f"while the version was registered: see `ramrack ls {name}`"
 
     with bar(f"sending {name}") as shown_bar:
+
+        def progress(sent_bytes: int, to_send_bytes: int, saved_bytes: int) -> None:
+            stage = f"{size_text(sent_bytes)} sent, {size_text(saved_bytes)} there already"
+            shown_bar.update(sent_bytes, to_send_bytes, stage)
+
         result = push_package(
-            client, package, reason=reason, progress=shown_bar.update,
+            client, package, reason=reason, progress=progress,
             before_registration=before_registration,
         )  # fmt: skip
     stage.done = f"but {name}/{result.version} was pushed: see `ramrack ls {name}`"
