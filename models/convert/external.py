@@ -8,6 +8,7 @@ links, and whatever is odd is refused rather than guessed at.
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import re
 import stat
@@ -17,7 +18,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+import numpy as np
 import onnx
+from numpy.typing import NDArray
 
 from models.convert.skim import SELF_LOCATION
 from models.errors import ConversionRefused
@@ -70,6 +73,19 @@ class ExternalFolder:
     def read(self, tensor: onnx.TensorProto, where: str) -> bytes:
         """Return the bytes of a small external tensor."""
         return b"".join(_chunks(*self._locate(tensor, where), where))
+
+    def pieces(self, tensor: onnx.TensorProto, where: str) -> Iterator[bytes]:
+        """Yield the bytes of an external tensor, never all of them at once."""
+        return _chunks(*self._locate(tensor, where), where)
+
+    def array(self, tensor: onnx.TensorProto, where: str) -> NDArray[np.float32]:
+        """Return a float32 tensor as a view of its file: it takes no memory of its own."""
+        file, offset, size = self._locate(tensor, where)
+        if not size:
+            return np.zeros(tensor.dims, dtype=np.float32)
+        mapped = mmap.mmap(file.descriptor, file.size_bytes, access=mmap.ACCESS_READ)
+        flat = np.frombuffer(mapped, dtype="<f4", count=size // 4, offset=offset)
+        return flat.reshape(tensor.dims).astype(np.float32, copy=False)
 
     def check_overlap(self) -> None:
         """Refuse files whose tensors share some of their bytes; sharing all of them is reuse."""

@@ -68,7 +68,7 @@ def _strip(model: onnx.ModelProto) -> None:
             node.doc_string = ""
             node.ClearField("metadata_props")
         if scope.graph is not None and not scope.is_training:
-            _hoist_constants(scope.graph)
+            hoist_constants(scope.graph)
     for found in tensors(model, ConversionRefused):
         found.tensor.doc_string = ""
         found.tensor.ClearField("metadata_props")
@@ -78,7 +78,7 @@ def _strip(model: onnx.ModelProto) -> None:
     _fix_initializers(model)
 
 
-def _hoist_constants(graph: onnx.GraphProto) -> None:
+def hoist_constants(graph: onnx.GraphProto) -> None:
     """Turn large Constant nodes into initializers, which alone can be mapped and shared."""
     outputs = {value.name for value in graph.output}
     kept = []
