@@ -135,6 +135,7 @@ def _beside(
     """Load and unload one heavy model beside the small one, round by round."""
     findings = here.findings
     findings.say(f"\n== {what}")
+    findings.is_late = False
     ratios: dict[str, list[float]] = {"load": [], "unload": []}
     notes = dict.fromkeys(ratios, "")
     failed = 0
@@ -189,6 +190,7 @@ def _swap(here: Bed, server: Ramrack, load: Load, swaps: int, rate: float) -> No
     """Move the route to and fro while requests come."""
     findings = here.findings
     findings.say(f"\n== {swaps} swaps at {rate:g} requests a second")
+    findings.is_late = False
     changes: list[Change] = []
     with _steady(here, load, rate) as samples:
         before_ns = time.monotonic_ns()
@@ -247,7 +249,7 @@ def _steady(here: Bed, load: Load, rate: float) -> Iterator[list[Exchange]]:
     path.unlink()
     late = sum(each.sent_ns - each.intended_ns > ON_TIME_NS for each in samples)
     if late > (1 - ON_TIME_SHARE) * len(samples):
-        here.findings.doubt(
+        here.findings.late(
             f"the generator was late for {late / len(samples):.1%} of its requests, "
             f"target {number(100 * (1 - ON_TIME_SHARE))} %"
         )

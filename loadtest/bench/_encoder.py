@@ -1,4 +1,4 @@
-"""A model of several milliseconds: batching must not cost, and others must not wait for its runs."""
+"""A model of several milliseconds: batching must not cost, others must not wait for its runs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def others(bed: Bed) -> None:
         tails.append(beside["p99_ms"] / run_ms)
         note = f"one run {run_ms:.1f} ms, the small model's p99 {beside['p99_ms']:.1f} ms"
         if not beside["valid"]:
-            bed.findings.doubt("small model beside the encoder: the generator was late")
+            bed.findings.late("small model beside the encoder: the generator was late")
     bed.findings.claim(
         "a small model's p99 beside a busy encoder, by one run of the encoder", Target("<=", 0.5),
         tails, note,
@@ -81,6 +81,6 @@ def _half_load(bed: Bed, load: Load, peak: float) -> list[float]:
             bed.ours.set_batching("encoder", is_on=is_on)
             seen.append(open_loop(load, peak / 2, max(2.0, bed.seconds), bed.client_cores))
         if not all(each["valid"] for each in seen):
-            bed.findings.doubt("encoder at half load: the generator was late")
+            bed.findings.late("encoder at half load: the generator was late")
         tails.append(seen[0]["p99_ms"] / seen[1]["p99_ms"])
     return tails

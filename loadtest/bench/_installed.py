@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 import venv
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Final
 
 import httpx
 
-from loadtest.bench._throughput import fraud_rows
+from loadtest.bench._throughput import by_cpu, fraud_rows
 from loadtest.lab.bed import ROOT, Bed, warm
 from loadtest.lab.bodies import as_json
 from loadtest.lab.claims import Target, ratios
@@ -22,6 +23,7 @@ from loadtest.lab.processes import LabFailed, Launch, free_port, serving
 
 ENVIRONMENTS: Final = ROOT / ".ramrack" / "peers"
 _INSTALL_TIMEOUT_S: Final = 900.0
+_MODEL_TIMEOUT_S: Final = 60.0
 _CONNECTIONS: Final = 16
 # A GPU build of torch is gigabytes of what a server on CPUs never uses.
 _REFUSED: Final = ("torch", "nvidia-cublas", "nvidia-cudnn", "nvidia-cuda")
@@ -55,8 +57,10 @@ def compare(bed: Bed) -> None:
         target = Target(">=", 1.0)
         try:
             python = environment(peer)
-            with serving(_launch(bed, peer, python)):
+            with serving(_launch(bed, peer, python)) as process:
+                bed.pids[peer.name] = process.pid
                 theirs = bed.load(peer.name, "fraud", body)
+                _wait_for_model(bed, peer, as_json(tensors))
                 bed.compare_answers("fraud", tensors, (peer.name,))
                 warm(bed, [ours, theirs])
                 seen = bed.in_turn(title, _measures(bed, {"ramrack": ours, peer.name: theirs}))
@@ -66,7 +70,22 @@ def compare(bed: Bed) -> None:
         bed.findings.claim(
             f"{title}: rate against it", target,
             ratios([r.rate for r in seen["ramrack"]], [r.rate for r in seen[peer.name]]),
+            by_cpu(seen, peer.name),
         )  # fmt: skip
+
+
+def _wait_for_model(bed: Bed, peer: Peer, body: bytes) -> None:
+    """Wait until the peer predicts: some answer 404 until their model is there."""
+    deadline = time.monotonic() + _MODEL_TIMEOUT_S
+    while True:
+        try:
+            bed.answer(peer.name, "fraud", body)
+        except (LabFailed, httpx.TransportError):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
+        else:
+            return
 
 
 def environment(peer: Peer, folder: Path = ENVIRONMENTS) -> Path:

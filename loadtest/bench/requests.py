@@ -51,10 +51,11 @@ def main(argv: list[str]) -> int:
             _start(here, stack)
             for name in options.only or _SCENARIOS:
                 findings.say(f"\n== {name}")
+                findings.is_late = False
                 _SCENARIOS[name](here)
-        if options.peers:
-            findings.say("\n== peers")
-            _installed.compare(here)
+            if options.peers:
+                findings.say("\n== peers")
+                _installed.compare(here)
     return findings.finish(options.json)
 
 

@@ -34,7 +34,7 @@ _BUSY_CLIENT: Final = 0.9
 
 @dataclass(slots=True)
 class Bed:
-    """What a scenario needs. ``urls``: base address of each contender by name."""
+    """What a scenario needs. ``urls``, ``pids``: of each contender by name."""
 
     findings: Findings
     work: Path
@@ -45,6 +45,7 @@ class Bed:
     table_mib: int
     index: dict[str, dict[str, Any]] = field(default_factory=dict)
     urls: dict[str, str] = field(default_factory=dict)
+    pids: dict[str, int] = field(default_factory=dict)
     server: Ramrack | None = None
 
     @property
@@ -66,7 +67,11 @@ class Bed:
 
     def closed(self, load: Load, connections: int, seconds: float | None = None) -> Measured:
         """Measure one closed loop."""
-        return closed_loop(load, connections, seconds or self.seconds, self.client_cores, self.work)
+        owner = next((n for n, url in self.urls.items() if load.url.startswith(url + "/")), "")
+        return closed_loop(
+            load, connections, seconds or self.seconds, self.client_cores, self.work,
+            self.pids.get(owner),
+        )  # fmt: skip
 
     def in_turn(
         self, title: str, measures: Mapping[str, Callable[[], Measured]]
@@ -90,8 +95,8 @@ class Bed:
             f"  {name:<22} req/s {spread([r.rate for r in results])}, "
             f"p50 {spread([r.p50_ms for r in results])} ms, "
             f"p99 {spread([r.p99_ms for r in results])} ms, "
-            f"client {cpu:.0%} of a core ({results[0].generator})"
-            + (f", {failed} FAILED" if failed else "")
+            f"server {spread([r.server_cpu for r in results])} of a core, "
+            f"client {cpu:.0%} ({results[0].generator})" + (f", {failed} FAILED" if failed else "")
         )
         if cpu > _BUSY_CLIENT:
             self.findings.doubt(f"{title}, {name}: the generator took {cpu:.0%} of its core")
@@ -99,7 +104,7 @@ class Bed:
             self.findings.doubt(f"{title}, {name}: {failed} requests failed")
         self.findings.measured[f"{title}: {name}"] = [
             {"rate": r.rate, "p50_ms": r.p50_ms, "p99_ms": r.p99_ms, "failed": r.failed,
-             "client_cpu": r.client_cpu, "generator": r.generator}
+             "client_cpu": r.client_cpu, "server_cpu": r.server_cpu, "generator": r.generator}
             for r in results
         ]  # fmt: skip
 
@@ -165,7 +170,7 @@ def start_ours(bed: Bed, stack: ExitStack, models: Mapping[str, str]) -> None:
     """Start our server with its defaults on the one core, and load ``models``: file by name."""
     bed.findings.say("starting ramrack serve --workers 1, loading " + ", ".join(models))
     bed.server = stack.enter_context(ramrack(bed.server_cores, bed.work, "--workers", "1"))
-    bed.urls["ramrack"] = bed.server.url
+    bed.urls["ramrack"], bed.pids["ramrack"] = bed.server.url, bed.server.pid
     for name, path in models.items():
         bed.server.push(name, path, "--load")
 
@@ -178,7 +183,7 @@ def start_contender(bed: Bed, stack: ExitStack, name: str, script: str, *options
         port, bed.server_cores, bed.work / f"{name.replace(' ', '-')}.log", probe="/nothing",
     )  # fmt: skip
     bed.findings.say(f"starting {name}")
-    stack.enter_context(serving(launch))
+    bed.pids[name] = stack.enter_context(serving(launch)).pid
     bed.urls[name] = f"http://127.0.0.1:{port}"
 
 

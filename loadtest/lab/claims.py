@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -34,7 +35,7 @@ class Target:
         return value >= self.bound if self.sense == ">=" else value <= self.bound
 
     def __str__(self) -> str:
-        return f"{self.sense} {self.bound:g} {self.unit}"
+        return f"{self.sense} {self.bound:g} {self.unit}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class Claim:
     target: Target
     values: tuple[float, ...]
     note: str = ""
+    is_valid: bool = True
 
     @property
     def median(self) -> float | None:
@@ -54,7 +56,7 @@ class Claim:
     @property
     def verdict(self) -> Verdict:
         """Whether the median is within the target."""
-        if self.median is None:
+        if self.median is None or not self.is_valid:
             return Verdict.SKIPPED
         return Verdict.MET if self.target.holds(self.median) else Verdict.MISSED
 
@@ -63,7 +65,8 @@ class Claim:
         text = f"  {self.verdict:<8} {self.name}: "
         if self.median is None:
             return f"{text}target {self.target}; {self.note}"
-        text += f"{spread(self.values)} {self.target.unit}, target {self.target}"
+        unit = f" {self.target.unit}" if self.target.unit else ""
+        text += f"{spread(self.values)}{unit}, target {self.target}"
         return f"{text}; {self.note}" if self.note else text
 
     def to_json(self) -> dict[str, object]:
@@ -76,25 +79,37 @@ class Claim:
 
 @dataclass(slots=True)
 class Findings:
-    """What one bench found, printed as it comes."""
+    """What one bench found, printed as it comes.
+
+    While ``is_late``, a generator missed its schedule: claims are printed but not judged.
+    """
 
     bench: str
     claims: list[Claim] = field(default_factory=list)
     measured: dict[str, object] = field(default_factory=dict)
-    doubts: list[str] = field(default_factory=list)
+    is_late: bool = False
+    doubts: Counter[str] = field(default_factory=Counter)
 
     def say(self, line: str = "") -> None:
         """Print a line at once."""
         print(line, flush=True)
 
     def doubt(self, reason: str) -> None:
-        """Note what makes the numbers less certain; printed now and again at the end."""
-        self.doubts.append(reason)
-        self.say(f"  doubt: {reason}")
+        """Note what makes the numbers less certain; printed now, once, and again at the end."""
+        self.doubts[reason] += 1
+        if self.doubts[reason] == 1:
+            self.say(f"  doubt: {reason}")
+
+    def late(self, reason: str) -> None:
+        """Note that a generator was late: what follows is no proof until ``is_late`` is reset."""
+        self.is_late = True
+        self.doubt(reason)
 
     def claim(self, name: str, target: Target, values: Sequence[float], note: str = "") -> None:
         """Judge and print one claim."""
-        claim = Claim(name, target, tuple(values), note)
+        if self.is_late and values:
+            note = f"not judged, the generator was late; {note}"
+        claim = Claim(name, target, tuple(values), note, is_valid=not self.is_late)
         self.claims.append(claim)
         self.say(claim.line())
 
@@ -108,8 +123,8 @@ class Findings:
         for claim in self.claims:
             counts[claim.verdict] += 1
         self.say()
-        for reason in self.doubts:
-            self.say(f"doubt: {reason}")
+        for reason, count in self.doubts.items():
+            self.say(f"doubt: {reason}" + (f" ({count} times)" if count > 1 else ""))
         for claim in self.claims:
             if claim.verdict is Verdict.MISSED:
                 self.say(f"missed: {claim.name} ({spread(claim.values)}, target {claim.target})")
@@ -122,7 +137,7 @@ class Findings:
     def to_json(self) -> dict[str, object]:
         """Return everything for ``--json``."""
         return {
-            "bench": self.bench, "machine": describe_machine(), "doubts": self.doubts,
+            "bench": self.bench, "machine": describe_machine(), "doubts": dict(self.doubts),
             "claims": [claim.to_json() for claim in self.claims], "measured": self.measured,
         }  # fmt: skip
 

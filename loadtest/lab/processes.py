@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import time
@@ -68,7 +69,10 @@ def serving(launch: Launch) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a process in order, and by force if it does not."""
+    """End a process in order, by force if it does not, and then what it left behind.
+
+    It must lead a session of its own: some servers end without their workers.
+    """
     if process.poll() is None:
         process.terminate()
         try:
@@ -76,6 +80,8 @@ def stop(process: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
     process.wait()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def tree_cpu_s(pid: int | None) -> float:

@@ -1,6 +1,7 @@
-"""LitServe with one worker over ONNX Runtime."""
+"""LitServe with one worker over ONNX Runtime.
 
-from __future__ import annotations
+LitServe looks at the types of its methods, so annotations are not postponed here.
+"""
 
 import argparse
 from typing import Any
@@ -13,7 +14,7 @@ NUMPY = {
     "FP32": np.float32,
     "INT64": np.int64,
 }
-KServe = {np.dtype(kind): name for name, kind in NUMPY.items()}
+DATATYPES = {np.dtype(kind): name for name, kind in NUMPY.items()}
 
 
 class OnnxApi(litserve.LitAPI):
@@ -23,7 +24,7 @@ class OnnxApi(litserve.LitAPI):
         super().__init__(api_path=f"/v2/models/{name}/infer")
         self._path = path
 
-    def setup(self, device: str) -> None:
+    def setup(self, device: str) -> None:  # noqa: ARG002 - LitServe gives it
         """Open the graph in the worker."""
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
@@ -46,7 +47,7 @@ class OnnxApi(litserve.LitAPI):
         """Return the answer as JSON."""
         return {
             "outputs": [
-                {"name": name, "shape": list(value.shape), "datatype": KServe[value.dtype],
+                {"name": name, "shape": list(value.shape), "datatype": DATATYPES[value.dtype],
                  "data": value.ravel().tolist()}
                 for name, value in zip(self._names, output, strict=True)
             ]

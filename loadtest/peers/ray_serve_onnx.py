@@ -17,7 +17,6 @@ NUMPY = {
 }
 
 
-@serve.deployment(num_replicas=1, max_ongoing_requests=256, ray_actor_options={"num_cpus": 1})
 class OnnxDeployment:
     """Runs one graph."""
 
@@ -54,7 +53,11 @@ def main() -> None:
              log_to_driver=False)  # fmt: skip
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": options.port})
-        serve.run(OnnxDeployment.bind(path), route_prefix=f"/v2/models/{name}/infer")
+        deployment = serve.deployment(
+            OnnxDeployment, num_replicas=1, max_ongoing_requests=256,
+            ray_actor_options={"num_cpus": 1},
+        )  # fmt: skip
+        serve.run(deployment.bind(path), route_prefix=f"/v2/models/{name}/infer")
         signal.sigwait({signal.SIGTERM, signal.SIGINT})
     finally:
         serve.shutdown()
