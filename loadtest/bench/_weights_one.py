@@ -77,7 +77,7 @@ def encoder(bed: Bed, sizes: Sizes) -> None:
     findings = bed.findings
     tensors = tokens(32)
     body = bed.body("tokens", as_json(tensors))
-    with rig(bed, "--threads-per-worker", "1") as here:
+    with rig(bed, "--threads-per-worker", "1", is_core_left=True) as here:
         path = here.make("encoder", "--width", str(sizes.width))
         pushed = here.push("encoder", path, is_kept=True)
         weights = pushed["weight_bytes"]
@@ -123,9 +123,11 @@ def _one_kind(here: Rig, kind: str, tensors: Sequence[Tensor], path: Path | None
         loaded_s.append(here.load(kind, 1))
         here.answer(kind, 1, tensors)
         loaded = here.held()
+        reserved = here.committed_bytes()
         here.release_route(kind)
         unloaded_s.append(here.unload(kind, 1))
-        left.append(unreleased_share(before, loaded, here.held()))
+        reserved -= here.committed_bytes()
+        left.append(unreleased_share(before, loaded, here.held(), reserved))
         shown.append(here.server.must("GET", "/memory").get("unreleased_bytes"))
         if kind == "dense":
             plains.append(plain_session(here.bed, str(path), body, 0.0)["load_s"])

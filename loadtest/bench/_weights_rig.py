@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -96,6 +97,10 @@ class Rig:
         versions = self.server.must("GET", "/memory")["versions"]
         return [each for each in versions if each["model"] == name]
 
+    def committed_bytes(self) -> int:
+        """Return what is reserved of the budget."""
+        return int(self.server.must("GET", "/memory")["committed_bytes"])
+
     def worker_pids(self) -> list[int]:
         """Return the workers' processes."""
         workers = self.server.must("GET", "/workers")["workers"]
@@ -112,8 +117,13 @@ class Rig:
 
 
 @contextmanager
-def rig(bed: Bed, *options: str) -> Iterator[Rig]:
-    """Start a server over an empty store; store and models are removed at the end."""
+def rig(bed: Bed, *options: str, is_core_left: bool = False) -> Iterator[Rig]:
+    """Start a server over an empty store; store and models are removed at the end.
+
+    ``is_core_left``: leave a core to the generator, for what is measured under load.
+    """
+    usable = os.sched_getaffinity(0)
+    bed.server_cores = (usable - set(bed.client_cores) or usable) if is_core_left else usable
     work = bed.work / "rig"
     folder = work / "models"
     folder.mkdir(parents=True)

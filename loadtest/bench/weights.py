@@ -8,7 +8,6 @@ GB of disk and an hour; `--scale 0.05` shows in minutes that everything runs.
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -42,7 +41,6 @@ def main(argv: list[str]) -> int:
     if scale < 1:
         findings.doubt(f"scale {scale:g}: the claims speak of 1")
     with bed(findings, rounds=rounds, seconds=options.seconds, table_mib=0) as here:
-        here.server_cores = os.sched_getaffinity(0)
         for name in options.only or _SCENARIOS:
             findings.say(f"\n== {name}")
             _SCENARIOS[name](here, Sizes(scale))

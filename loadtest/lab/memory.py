@@ -76,9 +76,13 @@ def allowed_pss_bytes(in_use: int, private: int, workers: int) -> float:
     return PSS_FACTOR * in_use + WORKER_BYTES * workers + private
 
 
-def unreleased_share(before: Held, loaded: Held, after: Held) -> float:
-    """Return how much of what a load took its unload left; raises ValueError if it took nothing."""
-    took = loaded.pss_bytes - before.pss_bytes
+def unreleased_share(before: Held, loaded: Held, after: Held, reserved_bytes: int = 0) -> float:
+    """Return how much of what a load took its unload left; raises ValueError if it took nothing.
+
+    Mapped weights that nobody read yet are in no process; ``reserved_bytes`` of the budget count
+    where they are more than what the processes grew by.
+    """
+    took = max(loaded.pss_bytes - before.pss_bytes, reserved_bytes)
     if took <= 0:
         raise ValueError(f"the load took {took} bytes: there is nothing to give back")
     return max(0, after.pss_bytes - before.pss_bytes) / took
