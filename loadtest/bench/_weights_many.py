@@ -80,11 +80,11 @@ def _many(
                  f"{_mb(sum(sent[1:]) / len(sent[1:]))} of {_mb(total[-1])}")  # fmt: skip
     _warm(here, name, tensors)
     before = here.held()
-    loads = [here.load(name, version) for version in range(1, VERSIONS + 1)]
+    loads, refusal = _load_all(here, name)
     states = [each["state"] for each in here.server.must("GET", f"/models/{name}")["versions"]]
     findings.claim(f"{title}: READY at once", Target(">=", VERSIONS, "versions"),
-                   [float(states.count("READY"))])  # fmt: skip
-    answers = {tuple(here.answer(name, v, tensors)) for v in range(1, VERSIONS + 1)}
+                   [float(states.count("READY"))], refusal)  # fmt: skip
+    answers = {tuple(here.answer(name, v, tensors)) for v in range(1, len(loads) + 1)}
     findings.claim(f"{title}: different answers", Target(">=", VERSIONS, "answers"),
                    [float(len(answers))])  # fmt: skip
     _swap(here, name, tensors)
@@ -100,13 +100,26 @@ def _many(
     )  # fmt: skip
     here.release_route(name)
     reserved = here.committed_bytes()
-    unloads = [here.unload(name, version) for version in range(1, VERSIONS + 1)]
+    unloads = [here.unload(name, version) for version in range(1, len(loads) + 1)]
     after = here.held()
     findings.say(f"  load {_seconds(loads)}, unload {_seconds(unloads)}")
     findings.claim(
         f"{title}: left after all were unloaded", Target("<=", 0.02, "of what they took"),
         [unreleased_share(before, loaded, after, reserved - here.committed_bytes())],
     )  # fmt: skip
+
+
+def _load_all(here: Rig, name: str) -> tuple[list[float], str]:
+    """Load until one is refused; return the seconds of each load, and why there are no more."""
+    took: list[float] = []
+    for version in range(1, VERSIONS + 1):
+        try:
+            took.append(here.load(name, version))
+        except LabFailed as error:
+            if len(took) < _SWAPS:
+                raise
+            return took, str(error)
+    return took, ""
 
 
 def _warm(here: Rig, name: str, tensors: Sequence[Tensor]) -> None:
