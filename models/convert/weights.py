@@ -5,6 +5,7 @@ Nothing here holds a tensor as a whole, but for its scales.
 
 from __future__ import annotations
 
+import errno
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -35,7 +36,9 @@ class WeightsFile:
 
     def __init__(self, path: Path) -> None:
         self._name = path.name
-        self._file = path.open("wb")
+        self._folder = path.parent
+        # Without a buffer: what waits in one would fail when the file is closed.
+        self._file = path.open("wb", buffering=0)
 
     def __enter__(self) -> Self:
         return self
@@ -52,12 +55,10 @@ class WeightsFile:
         self, name: str, data_type: int, dims: Iterable[int], pieces: Iterable[Array | bytes]
     ) -> onnx.TensorProto:
         """Write the pieces, which fill ``dims`` in order, and return the tensor that names them."""
-        self._file.write(bytes(-self._file.tell() % _ALIGNMENT_BYTES))
+        self._write(bytes(-self._file.tell() % _ALIGNMENT_BYTES))
         offset = self._file.tell()
         for piece in pieces:
-            self._file.write(
-                piece if isinstance(piece, bytes) else np.ascontiguousarray(piece).data
-            )
+            self._write(piece if isinstance(piece, bytes) else np.ascontiguousarray(piece).data)
         tensor = TensorProto(
             name=name, data_type=data_type, dims=dims, data_location=TensorProto.EXTERNAL
         )
@@ -66,6 +67,19 @@ class WeightsFile:
         for key, value in fields.items():
             tensor.external_data.add(key=key, value=value)
         return tensor
+
+    def _write(self, data: bytes | memoryview) -> None:
+        left = memoryview(data).cast("B")
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise ConversionRefused(
+                f"no room in {self._folder} for the smaller weights: set TMPDIR to a folder on "
+                "another disk, or free some space"
+            ) from error
 
 
 def halves(weights: Weights, name: str) -> Iterator[Array]:

@@ -11,7 +11,14 @@ import pytest
 
 from models.convert import ConvertOptions, convert
 from models.convert.quantize import quantize
-from models.convert.weights import as_blocks, as_int8, block_scales, column_scales, row_scales
+from models.convert.weights import (
+    WeightsFile,
+    as_blocks,
+    as_int8,
+    block_scales,
+    column_scales,
+    row_scales,
+)
 from models.errors import ConversionRefused
 from models.graph_check import check_structure, reason_not_to_batch
 from models.package import Package
@@ -228,6 +235,15 @@ def test_weights_in_folders_of_their_own_are_compared_too(tmp_path: Path):
               location="deep/w.bin", size_threshold=1024)  # fmt: skip
     package = smaller(tmp_path / "model.onnx", "int8-weights", tmp_path / "small")
     assert package.manifest.parity["max_difference"] > 0
+
+
+def test_a_full_disk_is_said_with_the_way_out():
+    """Whatever fails to be written is told where it should have gone."""
+    with (
+        pytest.raises(ConversionRefused, match="no room in /dev for the smaller weights: set TMP"),
+        WeightsFile(Path("/dev/full")) as file,
+    ):
+        file.add("w", FLOAT, WEIGHTS.shape, [WEIGHTS])
 
 
 def test_rounding_is_to_the_nearest_step():
