@@ -120,5 +120,6 @@ def _record(parity: Parity, sample: Sample | None, before: JsonObject | None) ->
     record["against"] = "the original"
     record["sample"] = sample.file if sample is not None else None
     if before is not None:
-        record["conversion"] = before
+        # Its golden rows are not those of the graph that is served.
+        record["conversion"] = {key: before[key] for key in before if key != "golden"}
     return record
