@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -75,8 +76,11 @@ class Parity:
         }
 
 
-def graph_answer(model: onnx.ModelProto) -> Answer:
-    """Return what the graph answers, run here by onnxruntime; raises ConversionRefused."""
+def graph_answer(model: onnx.ModelProto | Path, chunk_rows: int = _CHUNK_ROWS) -> Answer:
+    """Return what a graph answers, run here by onnxruntime; raises ConversionRefused.
+
+    A path is for a graph with external data beside it. ``chunk_rows``: rows of each run.
+    """
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -84,8 +88,9 @@ def graph_answer(model: onnx.ModelProto) -> Answer:
     options.log_severity_level = 4
     try:
         session = ort.InferenceSession(
-            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
+            str(model) if isinstance(model, Path) else model.SerializeToString(),
+            options, providers=["CPUExecutionProvider"],
+        )  # fmt: skip
     # onnxruntime derives its errors straight from Exception and RuntimeError, one class a status.
     except Exception as error:
         raise ConversionRefused(
@@ -95,8 +100,8 @@ def graph_answer(model: onnx.ModelProto) -> Answer:
 
     def answer(inputs: Inputs) -> Mapping[str, Array]:
         parts: list[Sequence[Array]] = []
-        for start in range(0, _rows(inputs), _CHUNK_ROWS):
-            chunk = {name: array[start : start + _CHUNK_ROWS] for name, array in inputs.items()}
+        for start in range(0, _rows(inputs), chunk_rows):
+            chunk = {name: array[start : start + chunk_rows] for name, array in inputs.items()}
             try:
                 parts.append(session.run(names, chunk))
             except Exception as error:

@@ -27,6 +27,7 @@ Key: TypeAlias = tuple[str, int]
 class Footprint:
     """What one version takes: ``objects`` maps digests to bytes, shared by all workers.
 
+    Of an object that only a part is read of, the bytes are those from its start to the part's end.
     ``private_bytes_per_worker``: None before anything measured it.
     """
 
@@ -49,7 +50,7 @@ class Eviction:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a load would do. ``new_bytes``: objects that no loaded version shares.
+    """What a load would do. ``new_bytes``: what no loaded version holds of its objects.
 
     Until the private memory of a version was measured ``needs_bytes`` is a lower bound, and
     ``reason`` says so. ``would_evict``: what to unload so that it fits, the largest first; nothing
@@ -122,10 +123,7 @@ def default_budget_bytes(available_bytes: int) -> int:
 
 def committed_bytes(held: Mapping[Key, Footprint], workers: int) -> int:
     """Return the bytes that ``held`` takes on the whole machine."""
-    objects: dict[str, int] = {}
-    for item in held.values():
-        objects |= item.objects
-    return sum(objects.values()) + workers * sum(
+    return sum(_objects(held.values()).values()) + workers * sum(
         item.private_bytes_per_worker or 0 for item in held.values()
     )
 
@@ -145,15 +143,13 @@ def plan(
     others = {name: item for name, item in held.items() if name != key}
     present = committed_bytes(held, workers)
     wanted = committed_bytes({**others, key: new}, workers)
-    shared: set[str] = set()
-    for item in others.values():
-        shared |= item.objects.keys()
+    shared = _objects(others.values())
     needs, free = max(0, wanted - present), max(0, budget_bytes - present)
     return Plan(
         needs_bytes=needs,
         free_bytes=free,
         object_bytes=new.object_bytes,
-        new_bytes=sum(size for digest, size in new.objects.items() if digest not in shared),
+        new_bytes=sum(max(0, size - shared.get(digest, 0)) for digest, size in new.objects.items()),
         private_bytes_per_worker=new.private_bytes_per_worker,
         workers=workers,
         would_evict=_evictions(
@@ -217,6 +213,15 @@ def _evictions(
         left.remove(best)
         del remaining[best]
     return tuple(chosen)
+
+
+def _objects(items: Iterable[Footprint]) -> dict[str, int]:
+    """Return all objects once, each with the most that any of the versions holds of it."""
+    objects: dict[str, int] = {}
+    for item in items:
+        for digest, size_bytes in item.objects.items():
+            objects[digest] = max(size_bytes, objects.get(digest, 0))
+    return objects
 
 
 def _without(held: Mapping[Key, Footprint], key: Key) -> dict[Key, Footprint]:

@@ -131,6 +131,14 @@ class Bed:
             raise LabFailed(f"{contender}: {answer.status_code} {answer.text[:300]}")
         return answer.content
 
+    def get(self, contender: str, path: str) -> dict[str, Any]:
+        """Return the JSON that a contender answers to a GET; raises LabFailed for no 200."""
+        answer = httpx.get(f"{self.urls[contender]}{path}", trust_env=False, timeout=60)
+        if answer.status_code != 200:
+            raise LabFailed(f"{contender}: {answer.status_code} {answer.text[:300]}")
+        found: dict[str, Any] = answer.json()
+        return found
+
     def _numbers(self, contender: str, model: str, body: bytes) -> dict[str, list[float]]:
         outputs = json.loads(self.answer(contender, model, body))["outputs"]
         return {output["name"]: output["data"] for output in outputs}

@@ -22,7 +22,11 @@ from registry.ident import check_model_name, shown
 from registry.manifest import JsonObject
 
 if TYPE_CHECKING:
+    import onnx
+
     from models.convert.graph import Conversion
+    from models.convert.loss import Request
+    from models.convert.onnx_file import About
 
 __all__ = ["FORMATS", "ConvertOptions", "convert", "detect_format"]
 
@@ -43,15 +47,20 @@ _EXTRAS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ConvertOptions:
-    """How to convert. ``tolerance``: largest allowed ``|difference| / max(1, |native|)``.
+    """How to convert.
 
     ``format``: one of FORMATS; "auto" looks at the file. ``sample``: rows for the parity check.
+    ``tolerance``: largest allowed ``|difference| / max(1, |native|)``; None is DEFAULT_TOLERANCE,
+    and with ``quantize`` what that mode may lose. ``quantize``: a mode of models.convert.quantize;
+    the smaller weights are written into ``folder``, which must stay until they have been sent.
     """
 
     format: str = "auto"
     sample: Path | None = None
-    tolerance: float = DEFAULT_TOLERANCE
+    tolerance: float | None = None
     meta: JsonObject = field(default_factory=dict)
+    quantize: str | None = None
+    folder: Path | None = None
 
 
 def convert(
@@ -64,25 +73,31 @@ def convert(
     """Return what a push of this file sends, with the parity of a conversion proven and recorded.
 
     A pickle is opened, which runs code that it brings along: ``before_pickle`` is called just
-    before that. Never call this in a server. Raises ConversionRefused; nothing is written anywhere.
+    before that. Never call this in a server. Raises ConversionRefused. Nothing is written anywhere
+    but into ``options.folder``.
     """
-    from models.convert.onnx_file import About, package_onnx
+    from models.convert.onnx_file import About
 
     options = options or ConvertOptions()
     check_model_name(name)
+    request = _smaller(options)
     found = _format(path, options.format)
+    is_compared = found != "onnx" or request is not None
+    sample = read_sample(options.sample) if options.sample is not None and is_compared else None
     if found == "onnx":
         about = About(source={"file": path.name}, meta=options.meta)
-        return package_onnx(name, path, about)
-    sample = read_sample(options.sample) if options.sample is not None else None
+        return _package(name, path, about, request, sample)
+    tolerance = options.tolerance
+    if tolerance is None or request is not None:
+        tolerance = DEFAULT_TOLERANCE
     if found == "lightgbm":
-        conversion = _convert_text(path, sample, options.tolerance)
+        conversion = _convert_text(path, sample, tolerance)
     else:
         _need("sklearn")
         if before_pickle is not None:
             before_pickle()
         model = _unpickle(path)
-        conversion = _convert_object(path, model, options.format, sample, options.tolerance)
+        conversion = _convert_object(path, model, options.format, sample, tolerance)
     about = About(
         signature=conversion.signature,
         parity=_record(conversion, sample),
@@ -94,7 +109,43 @@ def convert(
         },
         meta=options.meta,
     )
-    return package_onnx(name, conversion.model, about)
+    return _package(name, conversion.model, about, request, sample)
+
+
+def _smaller(options: ConvertOptions) -> Request | None:
+    if options.quantize is None:
+        return None
+    from models.convert.loss import Request
+    from models.convert.quantize import MODES
+
+    mode = next((each for each in MODES if each == options.quantize), None)
+    if mode is None:
+        raise ConversionRefused(
+            f"quantize {shown(options.quantize)}: use one of {', '.join(MODES)}"
+        )
+    if options.folder is None:
+        raise ConversionRefused(f"quantize {mode}: there is no folder to write the weights into")
+    return Request(mode, options.folder, options.tolerance)
+
+
+def _package(
+    name: str,
+    model: Path | onnx.ModelProto,
+    about: About,
+    request: Request | None,
+    sample: Sample | None,
+) -> Package:
+    from models.convert.onnx_file import package_onnx
+
+    if request is None:
+        return package_onnx(name, model, about)
+    from models.convert.loss import package_smaller
+
+    if not isinstance(model, Path):
+        converted = request.folder / "converted.onnx"
+        converted.write_bytes(model.SerializeToString(deterministic=True))
+        model = converted
+    return package_smaller(name, model, request, sample, about)
 
 
 def _format(path: Path, wanted: str) -> str:

@@ -8,6 +8,7 @@ links, and whatever is odd is refused rather than guessed at.
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import re
 import stat
@@ -17,8 +18,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+import numpy as np
 import onnx
+from numpy.typing import NDArray
 
+from models.convert.skim import SELF_LOCATION
 from models.errors import ConversionRefused
 from models.graph_walk import tensor_bytes
 from models.package import CHUNK_BYTES, FileSlice
@@ -39,8 +43,9 @@ class _File:
 class ExternalFolder:
     """The folder of a model file; a context manager that holds the files it opened."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, model: Path) -> None:
+        self._model = model
+        self._folder = model.parent
         self._files: dict[str, _File] = {}
         self._slices: dict[tuple[str, int, int], str] = {}
 
@@ -69,6 +74,19 @@ class ExternalFolder:
         """Return the bytes of a small external tensor."""
         return b"".join(_chunks(*self._locate(tensor, where), where))
 
+    def pieces(self, tensor: onnx.TensorProto, where: str) -> Iterator[bytes]:
+        """Yield the bytes of an external tensor, never all of them at once."""
+        return _chunks(*self._locate(tensor, where), where)
+
+    def array(self, tensor: onnx.TensorProto, where: str) -> NDArray[np.float32]:
+        """Return a float32 tensor as a view of its file: it takes no memory of its own."""
+        file, offset, size = self._locate(tensor, where)
+        if not size:
+            return np.zeros(tensor.dims, dtype=np.float32)
+        mapped = mmap.mmap(file.descriptor, file.size_bytes, access=mmap.ACCESS_READ)
+        flat = np.frombuffer(mapped, dtype="<f4", count=size // 4, offset=offset)
+        return flat.reshape(tensor.dims).astype(np.float32, copy=False)
+
     def check_overlap(self) -> None:
         """Refuse files whose tensors share some of their bytes; sharing all of them is reuse."""
         end, location, before = 0, "", ""
@@ -79,12 +97,16 @@ class ExternalFolder:
 
     def _locate(self, tensor: onnx.TensorProto, where: str) -> tuple[_File, int, int]:
         fields = _fields(tensor, where)
-        file = self._open(_parts(fields.get("location"), where), where)
+        location = fields.get("location")
+        is_own = location == SELF_LOCATION
+        file = self._open_own() if is_own else self._open(_parts(location, where), where)
         expected = tensor_bytes(tensor, where, ConversionRefused)
         offset = _number(fields.get("offset", "0"), f"{where}: external offset")
         length = _number(
             fields.get("length", str(max(file.size_bytes - offset, 0))), f"{where}: external length"
         )
+        if is_own and length != expected:
+            raise ConversionRefused(f"{where}: has {length} bytes, its shape needs {expected}")
         if length != expected:
             raise ConversionRefused(
                 f"{where}: external length {length} disagrees with its shape, "
@@ -98,6 +120,14 @@ class ExternalFolder:
         if length:
             self._slices.setdefault((str(file.path), offset, length), where)
         return file, offset, length
+
+    def _open_own(self) -> _File:
+        if SELF_LOCATION not in self._files:
+            # The user named this file, so links to it are followed.
+            descriptor = os.open(self._model, os.O_RDONLY | os.O_CLOEXEC)
+            size = os.fstat(descriptor).st_size
+            self._files[SELF_LOCATION] = _File(descriptor, self._model, size)
+        return self._files[SELF_LOCATION]
 
     def _open(self, parts: tuple[str, ...], where: str) -> _File:
         location = "/".join(parts)

@@ -12,10 +12,12 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from models.convert.detect import PUSHABLE
+from models.convert.skim import SELF_LOCATION, skim
 from models.convert.split import split_model
 from models.errors import ConversionRefused
 from models.graph_check import check_structure
 from models.graph_signature import graph_signature
+from models.graph_walk import tensors
 from models.package import CHUNK_BYTES, Package
 from models.signature import Signature
 from registry.ident import check_model_name, shown
@@ -23,6 +25,7 @@ from registry.manifest import JsonObject, Manifest, TensorEntry
 
 # One protobuf message cannot be longer.
 MAX_FILE_BYTES: Final = 2**31 - 1
+_HEAD_BYTES: Final = 64
 _LOOKS_LIKE: Final = (
     (b"version https://git-lfs", "a Git LFS pointer, not the model: run 'git lfs pull' first"),
     (b"<", "a web page or XML document, perhaps a failed download"),
@@ -62,13 +65,13 @@ def package_onnx(
     source: JsonObject = {"framework": "onnx"}
     if isinstance(model, Path):
         source["file_digest"] = _file_digest(model)
-        folder, model = model.parent, read_onnx(model)
+        path, model = model, read_onnx(model)
     else:
-        folder = Path("/nonexistent")  # a model in memory has nothing beside it
+        path = Path("/nonexistent/model")  # a model in memory has nothing beside it
     source["producer"] = f"{model.producer_name} {model.producer_version}".strip()
     check_structure(model, ConversionRefused)
     signature = _signature(model, about.signature)
-    split = split_model(model, folder)
+    split = split_model(model, path)
     manifest = Manifest(
         model=model_name,
         graph=split.graph.digest,
@@ -84,7 +87,10 @@ def package_onnx(
 
 
 def read_onnx(path: Path) -> onnx.ModelProto:
-    """Return the model of a file, its external data left where it is."""
+    """Return the model of a file, its external data and its own large weights left where they are.
+
+    What points to SELF_LOCATION lies in the file itself.
+    """
     if not path.is_file():
         kind = "a directory" if path.is_dir() else "missing"
         raise ConversionRefused(f"{shown(path.name)}: expected an ONNX file, it is {kind}")
@@ -96,18 +102,36 @@ def read_onnx(path: Path) -> onnx.ModelProto:
             f"{shown(path.name)} has {size} bytes, an ONNX file can have {MAX_FILE_BYTES}: "
             "save its weights as external data"
         )
-    data = path.read_bytes()
+    with path.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
     for start, kind in _LOOKS_LIKE:
-        if data.startswith(start):
+        if head.startswith(start):
             raise ConversionRefused(f"{shown(path.name)} is not an ONNX model: it is {kind}")
     model = onnx.ModelProto()
+    data, skimmed = skim(path) or (path.read_bytes(), 0)
     try:
         model.ParseFromString(data)
     except DecodeError:
         raise ConversionRefused(
             f"{shown(path.name)} is not an ONNX model, or it is damaged or truncated: {PUSHABLE}"
         ) from None
+    _refuse_self_location(model, skimmed)
     return model
+
+
+def _refuse_self_location(model: onnx.ModelProto, skimmed: int) -> None:
+    """Refuse a file that says of itself what only skim may say of it."""
+    found = [
+        each.where
+        for each in tensors(model, ConversionRefused)
+        for entry in each.tensor.external_data
+        if entry.key == "location" and entry.value == SELF_LOCATION
+    ]
+    if len(found) != skimmed:
+        raise ConversionRefused(
+            f"{found[-1]}: external location {shown(SELF_LOCATION)} is no file: "
+            "use a plain file beside the model"
+        )
 
 
 def _signature(model: onnx.ModelProto, given: Signature | None) -> Signature:

@@ -52,7 +52,13 @@ class Sample:
         """Return the rows as inputs; raises ConversionRefused naming the column that lacks."""
         found = {}
         for spec in signature.inputs:
-            if len(spec.shape) == 2 and spec.shape[1] == 1 and spec.columns is None:
+            if self._is_tensor(spec.name):
+                found[spec.name] = self._tensor(spec)
+            elif (
+                len(spec.shape) == 2
+                and spec.columns is None
+                and (spec.shape[1] == 1 or (spec.shape[1] == -1 and spec.name in self.columns))
+            ):
                 found[spec.name] = self._column(spec.name, spec)[:, None]
             elif len(spec.shape) == 1:
                 found[spec.name] = self._column(spec.name, spec)
@@ -60,6 +66,29 @@ class Sample:
                 names = self._matrix_columns(spec)
                 found[spec.name] = np.stack([self._column(name, spec) for name in names], axis=1)
         return found
+
+    def _is_tensor(self, name: str) -> bool:
+        """Whether the cells of a column are lists: each row then is a whole tensor."""
+        return self.has_names and any(isinstance(c, list) for c in self.columns.get(name, ())[:1])
+
+    def _tensor(self, spec: TensorSpec) -> Array:
+        """Return rows of one size, such as tokens or pixels, as they lie in the file."""
+        try:
+            array = np.array(self.columns[spec.name], dtype=numpy_dtype(spec.datatype))
+        except (ValueError, TypeError, OverflowError):
+            raise ConversionRefused(
+                f"sample {self.file}: column {shown(spec.name)}: its rows must be {spec.datatype}, "
+                "all of one length (fill short ones up)"
+            ) from None
+        wanted = spec.shape[1:]
+        if len(wanted) != array.ndim - 1 or any(
+            size not in (-1, found) for size, found in zip(wanted, array.shape[1:], strict=True)
+        ):
+            raise ConversionRefused(
+                f"sample {self.file}: column {shown(spec.name)}: rows have shape "
+                f"{list(array.shape[1:])}, the model takes {list(wanted)}"
+            )
+        return array
 
     def _matrix_columns(self, spec: TensorSpec) -> Sequence[str]:
         if spec.columns is not None and self.has_names:

@@ -33,15 +33,16 @@ class SplitModel:
     tensors: tuple[ObjectSource, ...]
 
 
-def split_model(model: onnx.ModelProto, folder: Path) -> SplitModel:
+def split_model(model: onnx.ModelProto, path: Path) -> SplitModel:
     """Move each dense initializer of OBJECT_THRESHOLD_BYTES or more out of ``model``.
 
     ``model`` is changed in place, for a copy would double its weights in memory. External data is
-    read from ``folder`` and nowhere else. The same model gives the same bytes every time.
+    read from the folder of ``path``, the model's file, and nowhere else. The same model gives the
+    same bytes every time.
     """
     _strip(model)
     objects: dict[str, ObjectSource] = {}
-    with ExternalFolder(folder) as external:
+    with ExternalFolder(path) as external:
         for found in tensors(model, ConversionRefused):
             moved = _moved(found, external) if found.is_initializer else None
             if moved is not None:
@@ -67,7 +68,7 @@ def _strip(model: onnx.ModelProto) -> None:
             node.doc_string = ""
             node.ClearField("metadata_props")
         if scope.graph is not None and not scope.is_training:
-            _hoist_constants(scope.graph)
+            hoist_constants(scope.graph)
     for found in tensors(model, ConversionRefused):
         found.tensor.doc_string = ""
         found.tensor.ClearField("metadata_props")
@@ -77,7 +78,7 @@ def _strip(model: onnx.ModelProto) -> None:
     _fix_initializers(model)
 
 
-def _hoist_constants(graph: onnx.GraphProto) -> None:
+def hoist_constants(graph: onnx.GraphProto) -> None:
     """Turn large Constant nodes into initializers, which alone can be mapped and shared."""
     outputs = {value.name for value in graph.output}
     kept = []

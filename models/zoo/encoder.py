@@ -20,6 +20,7 @@ from models.signature import Signature, TensorSpec
 
 _SEED: Final = 7
 _MASKED: Final = -1e9  # a softmax makes it 0, and unlike -inf it has no NaN where all are masked
+_TUNED_LAYERS: Final = 2
 _OPSET: Final = 20  # the first with Gelu
 
 
@@ -42,8 +43,10 @@ class EncoderShape:
         return (self.vocabulary + self.positions + 2) * self.width + self.layers * layer
 
 
-def write_encoder(path: Path, shape: EncoderShape | None = None) -> Path:
+def write_encoder(path: Path, shape: EncoderShape | None = None, tuning: int = 0) -> Path:
     """Write the encoder as one ONNX file.
+
+    ``tuning`` above 0: one that was tuned further, which differs in its last two layers only.
 
     Inputs ``input_ids`` and ``attention_mask``, ``(rows, tokens) int64``; output ``embedding``,
     ``(rows, width) float32`` of length one.
@@ -51,15 +54,16 @@ def write_encoder(path: Path, shape: EncoderShape | None = None) -> Path:
     shape = shape or EncoderShape()
     if shape.width % shape.heads:
         raise ValueError(f"encoder: {shape.heads} heads do not divide a width of {shape.width}")
-    path.write_bytes(_Writer(shape).model().SerializeToString(deterministic=True))
+    path.write_bytes(_Writer(shape, tuning).model().SerializeToString(deterministic=True))
     return path
 
 
 class _Writer:
     """Writes one graph; the weights come in the order of the nodes, the same each time."""
 
-    def __init__(self, shape: EncoderShape) -> None:
+    def __init__(self, shape: EncoderShape, tuning: int) -> None:
         self._shape = shape
+        self._tuning = tuning
         self._graph = Graph()
         self._rng = np.random.default_rng(_SEED)
 
@@ -70,7 +74,9 @@ class _Writer:
         inverse = graph.add("Sub", self._number(1.0), mask)
         bias = graph.add("Mul", inverse, self._number(_MASKED))
         bias = graph.add("Unsqueeze", bias, self._axes(1, 2))
-        for _ in range(self._shape.layers):
+        for layer in range(self._shape.layers):
+            if self._tuning and layer == max(0, self._shape.layers - _TUNED_LAYERS):
+                self._rng = np.random.default_rng([_SEED, self._tuning])
             attended = self._attention(hidden, bias)
             hidden = self._normalised(graph.add("Add", hidden, attended))
             inner = graph.add("Gelu", self._linear(hidden, width, self._shape.inner))

@@ -47,22 +47,23 @@ def build_recommender(
 
 def write_recommender(
     folder: Path, *, mib: int = 256, variant: int = 1,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] | None = None, table: int = 0, users: int = USERS,
 ) -> Path:  # fmt: skip
-    """Write one variant (1 or 2) and, unless it is there, the table; return the model's path.
+    """Write one variant (from 1) and, unless it is there, the table; return the model's path.
 
-    Memory needed: one piece of the table, 8 MiB, whatever ``mib`` is.
+    ``table``: which one; no two share a row. With more than USERS ``users`` each variant has a user
+    table of its own. Memory needed: one piece of the table, 8 MiB, whatever ``mib`` is.
     """
     if not MIN_MIB <= mib <= MAX_MIB:
         raise ValueError(f"recommender: {mib} MiB is not allowed: use {MIN_MIB} to {MAX_MIB}")
-    if variant not in (1, 2):
-        raise ValueError(f"recommender: variant {variant} is not allowed: use 1 or 2")
+    if variant < 1:
+        raise ValueError(f"recommender: variant {variant} is not allowed: use a number from 1")
     folder.mkdir(parents=True, exist_ok=True)
-    table = folder / TABLE_FILE
-    if not (table.is_file() and table.stat().st_size == mib << 20):
-        _write_table(table, mib, progress)
+    file = folder / TABLE_FILE
+    if not (file.is_file() and file.stat().st_size == mib << 20):
+        _write_table(file, mib, progress, table)
     path = folder / f"recommender-{variant}.onnx"
-    path.write_bytes(_model(mib, variant).SerializeToString(deterministic=True))
+    path.write_bytes(_model(mib, variant, users).SerializeToString(deterministic=True))
     return path
 
 
@@ -80,12 +81,14 @@ def score(
     return np.asarray(1.0 / (1.0 + np.exp(-logits[:, 0])))
 
 
-def _write_table(path: Path, mib: int, progress: Callable[[int, int], None] | None) -> None:
+def _write_table(
+    path: Path, mib: int, progress: Callable[[int, int], None] | None, table: int
+) -> None:
     total = mib << 20
     written = 0
     unfinished = path.with_suffix(".part")
     with unfinished.open("wb") as file:
-        for chunk in _table_chunks(mib * _ROWS_PER_MIB):
+        for chunk in _table_chunks(mib * _ROWS_PER_MIB, table):
             file.write(chunk.data)
             written += chunk.nbytes
             if progress is not None:
@@ -93,16 +96,16 @@ def _write_table(path: Path, mib: int, progress: Callable[[int, int], None] | No
     unfinished.replace(path)
 
 
-def _table_chunks(rows: int) -> Iterator[NDArray[np.float32]]:
+def _table_chunks(rows: int, table: int = 0) -> Iterator[NDArray[np.float32]]:
     for index, start in enumerate(range(0, rows, _CHUNK_ROWS)):
         # Each piece has a seed of its own, so that a longer table begins with the shorter one.
-        rng = np.random.default_rng([_SEED, index])
+        rng = np.random.default_rng([_SEED, index, table] if table else [_SEED, index])
         piece = rng.random((_CHUNK_ROWS, WIDTH), dtype=np.float32)
         piece -= np.float32(0.5)
         yield piece[: min(_CHUNK_ROWS, rows - start)].astype("<f4", copy=False)
 
 
-def _weights(variant: int) -> tuple[NDArray[np.float32], ...]:
+def _weights(variant: int, user_rows: int = USERS) -> tuple[NDArray[np.float32], ...]:
     """Return the user table, the hidden layer (the variants differ here), its bias, the last."""
     common = np.random.default_rng([_SEED, 2**31])
     users = common.random((USERS, WIDTH), dtype=np.float32) - np.float32(0.5)
@@ -110,11 +113,13 @@ def _weights(variant: int) -> tuple[NDArray[np.float32], ...]:
     out = common.random((HIDDEN, 1), dtype=np.float32) - np.float32(0.5)
     own = np.random.default_rng([_SEED, 2**31 + variant])
     hidden = own.random((2 * WIDTH, HIDDEN), dtype=np.float32) - np.float32(0.5)
+    if user_rows > USERS:
+        users = own.random((user_rows, WIDTH), dtype=np.float32) - np.float32(0.5)
     return users, hidden, bias, out
 
 
-def _model(mib: int, variant: int) -> onnx.ModelProto:
-    users, hidden, bias, out = _weights(variant)
+def _model(mib: int, variant: int, user_rows: int) -> onnx.ModelProto:
+    users, hidden, bias, out = _weights(variant, user_rows)
     table = TensorProto(
         name="item_table", data_type=TensorProto.FLOAT, dims=[mib * _ROWS_PER_MIB, WIDTH],
         data_location=TensorProto.EXTERNAL,

@@ -64,8 +64,6 @@ _MEMORY: Final[dict[str, Document]] = {
     | {"description": "Null until the first load measured it."},
     "resident_bytes": _COUNT | {"description": "Of object_bytes, as the kernel counts them."},
     "locked_bytes": _COUNT,
-    "mode": _TEXT | {"description": "How workers hold the weights; empty: not loaded."},
-    "mode_reason": _TEXT,
 }
 _WEIGHT_MODE: Final[Document] = {"type": "string", "enum": ["private", "mapped", "packed"]}
 _FAILED: Final = _array(_object({"model": _TEXT, "version": _VERSION, "reason": _TEXT}))
@@ -213,7 +211,17 @@ ANSWER_SCHEMAS: Final[dict[str, Document]] = {
             "resident_bytes": _COUNT,
             "locked_bytes": _COUNT,
             "workers": _COUNT,
-            "versions": _array(_object({"model": _TEXT, "version": _VERSION, **_MEMORY})),
+            "versions": _array(
+                _object(
+                    {
+                        "model": _TEXT,
+                        "version": _VERSION,
+                        **_MEMORY,
+                        "mode": _TEXT | {"description": "As weights.mode; empty: not loaded."},
+                        "mode_reason": _TEXT,
+                    }
+                )
+            ),
         }
     ),
     "Workers": _object({"workers": _array(schema_ref("Worker"))}),

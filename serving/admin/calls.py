@@ -27,6 +27,7 @@ from serving.admin.request import (
     whole_in,
 )
 from serving.admin.traffic_calls import TrafficCalls
+from serving.admin.upload import receive
 from serving.admin.views import AdminViews
 from serving.control.control_plane import ControlPlane
 from serving.control.operations import SUCCEEDED, Operation
@@ -83,14 +84,7 @@ class AdminCalls(TrafficCalls):
                         pass
                     return json_response({"digest": digest, "bytes": size})
                 upload = await asyncio.to_thread(store.begin_upload, digest, _announced(request))
-                try:
-                    size = 0
-                    async for chunk in chunks:
-                        await _to_its_end(upload.write, chunk)
-                        size += len(chunk)
-                    await _to_its_end(upload.commit)
-                finally:
-                    await _to_its_end(upload.abort)
+                size = await receive(upload, chunks)
             except ClientDisconnect as error:
                 raise InvalidInput(f"object {digest}: the client left before its end") from error
         return json_response({"digest": digest, "bytes": size}, 201)
@@ -274,19 +268,6 @@ class AdminCalls(TrafficCalls):
                     f"body: parameters.{name} is not supported: what a version is made of and how "
                     "it is configured is fixed when it is pushed"
                 )
-
-
-async def _to_its_end(work: Callable[..., None], *arguments: bytes) -> None:
-    """Run blocking work in a thread, and even if cancelled return only when it has ended.
-
-    An upload that is given up while a thread still writes to it would write to a closed file.
-    """
-    task = asyncio.create_task(asyncio.to_thread(work, *arguments))
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise
 
 
 async def _operation_answer(operation: Operation, wait_s: float | None) -> Response:

@@ -137,8 +137,11 @@ def check_fields(document: Mapping[str, Any], allowed: Collection[str], where: s
 
 async def chunks_in(
     request: Request, timeout_s: float, size_bytes: int
-) -> AsyncGenerator[bytes, None]:
-    """Yield the body in pieces of about ``size_bytes``; each must arrive within the time."""
+) -> AsyncGenerator[bytearray, None]:
+    """Yield the body in pieces of about ``size_bytes``; each must arrive within the time.
+
+    A piece is the receiver's to keep.
+    """
     stream = request.stream().__aiter__()
     piece = bytearray()
     while True:
@@ -151,10 +154,10 @@ async def chunks_in(
             break
         piece += chunk
         if len(piece) >= size_bytes:
-            yield bytes(piece)
+            yield piece
             piece = bytearray()
     if piece:
-        yield bytes(piece)
+        yield piece
 
 
 def nearest(key: str, allowed: Collection[str]) -> str:

@@ -111,9 +111,12 @@ class AdminViews:
         in_ram, last = residency.total(), ledger.last_unload
         committed = ledger.committed_bytes()
         versions: list[Json] = [
-            {"model": key[0], "version": key[1], **_memory_json(item, residency.of(key))}
+            {
+                "model": key[0], "version": key[1], **_memory_json(item, residency.of(key)),
+                "mode": item.mode, "mode_reason": item.mode_reason,
+            }
             for key, item in ledger.versions().items()
-        ]
+        ]  # fmt: skip
         return {
             "budget_bytes": ledger.budget_bytes,
             "committed_bytes": committed,
@@ -209,6 +212,4 @@ def _memory_json(memory: VersionMemory, in_ram: InRam | None) -> JsonObject:
         "private_bytes_per_worker": memory.private_bytes_per_worker,
         "resident_bytes": in_ram.resident_bytes if in_ram else 0,
         "locked_bytes": in_ram.locked_bytes if in_ram else 0,
-        "mode": memory.mode,
-        "mode_reason": memory.mode_reason,
     }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,6 +28,7 @@ from serving.cli.output import (
 from serving.cli.values import alias_name, real
 
 if TYPE_CHECKING:
+    from models.convert import ConvertOptions
     from models.package import Package
     from registry.manifest import JsonObject
     from serving.client.api import AdminClient
@@ -37,6 +40,14 @@ def _format_name(text: str) -> str:
 
     if text not in FORMATS:
         raise typer.BadParameter(f"{shown(text)} is not one of {', '.join(FORMATS)}")
+    return text
+
+
+def _mode_name(text: str) -> str:
+    from models.convert.quantize import MODES
+
+    if text not in MODES:
+        raise typer.BadParameter(f"{shown(text)} is not one of {', '.join(MODES)}")
     return text
 
 
@@ -68,12 +79,21 @@ def push(
         ),
     ] = None,
     tolerance: Annotated[
-        float,
+        float | None,
         typer.Option(
-            "--tolerance", metavar="NUMBER", help="Largest relative difference allowed, 0 to 1.",
+            "--tolerance", metavar="NUMBER",
+            help="Largest relative difference allowed, 0 to 1 (default 1e-5; with --quantize "
+                 "int8 0.1, int8-weights 0.05, fp16 0.01).",
             parser=real(0, 1),
         ),
-    ] = 1e-5,
+    ] = None,
+    quantize: Annotated[
+        str | None,
+        typer.Option(
+            "--quantize", metavar="MODE", parser=_mode_name,
+            help="Smaller weights: int8, int8-weights or fp16; what is lost is measured.",
+        ),
+    ] = None,
     meta: Annotated[
         list[str] | None,
         typer.Option("--meta", metavar="KEY=VALUE", help="Kept with the version; may be repeated."),
@@ -96,11 +116,20 @@ def push(
     """Convert a model, check it against its own library, and send it to the server."""
     metadata = _metadata(meta or ())
     _check_file(path)
+    from models.convert import ConvertOptions
+
     stage = _Stage()
-    with INTERRUPT.told(lambda: f"stopped, {stage.done}"), admin_client(admin_url) as client:
+    with (
+        INTERRUPT.told(lambda: f"stopped, {stage.done}"),
+        admin_client(admin_url) as client,
+        _staging(quantize) as folder,
+    ):
         # Before a conversion of minutes, and with a clear reason if it would be in vain.
         client.check_push()
-        package = _convert(name, path, format_name, sample, tolerance, metadata)
+        package = _convert(name, path, ConvertOptions(
+            format=format_name, sample=sample, tolerance=tolerance, meta=metadata,
+            quantize=quantize, folder=folder,
+        ))  # fmt: skip
         result = _send(client, package, reason, stage)
         if not as_json:
             _print_result(package, result)
@@ -131,17 +160,19 @@ def _check_file(path: Path) -> None:
     detect_format(path)
 
 
-def _convert(
-    name: str,
-    path: Path,
-    format_name: str,
-    sample: Path | None,
-    tolerance: float,
-    metadata: JsonObject,
-) -> Package:
-    from models.convert import ConvertOptions, convert
+@contextmanager
+def _staging(quantize: str | None) -> Iterator[Path | None]:
+    """Give a folder for smaller weights, which must stay until they have been sent."""
+    if quantize is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="ramrack-quantize-") as folder:
+        yield Path(folder)
 
-    options = ConvertOptions(format=format_name, sample=sample, tolerance=tolerance, meta=metadata)
+
+def _convert(name: str, path: Path, options: ConvertOptions) -> Package:
+    from models.convert import convert
+
     with working(f"converting {path.name}"):
         package = convert(name, path, options, before_pickle=lambda: _warn_of_pickle(path))
     # Minutes in libraries that may have swallowed it.
@@ -163,8 +194,13 @@ def _send(client: AdminClient, package: Package, reason: str, stage: _Stage) -> 
         stage.done = f"while the version was registered: see `ramrack ls {name}`"
 
     with bar(f"sending {name}") as shown_bar:
+
+        def progress(sent_bytes: int, to_send_bytes: int, saved_bytes: int) -> None:
+            stage = f"{size_text(sent_bytes)} sent, {size_text(saved_bytes)} there already"
+            shown_bar.update(sent_bytes, to_send_bytes, stage)
+
         result = push_package(
-            client, package, reason=reason, progress=shown_bar.update,
+            client, package, reason=reason, progress=progress,
             before_registration=before_registration,
         )  # fmt: skip
     stage.done = f"but {name}/{result.version} was pushed: see `ramrack ls {name}`"
@@ -182,16 +218,30 @@ def _print_result(package: Package, result: PushResult) -> None:
           f"{count_text(len(package.objects), 'object')}, "
           f"{size_text(result.bytes_sent)} sent, "
           f"{size_text(result.bytes_saved)} were there already")  # fmt: skip
-    parity = package.manifest.parity
-    if parity:
+    parity = package.manifest.parity or {}
+    quantized = package.manifest.source.get("quantize")
+    rows = count_text(parity.get("rows", "?"), "row")
+    if isinstance(quantized, dict):
+        before, after = (size_text(_whole(quantized, f"{n}_bytes")) for n in ("before", "after"))
+        print(f"{quantized['mode']}: {before} of weights became {after}")
+        print(f"parity with the original: largest difference {_difference(parity)}, "
+              f"99.9 % below {_difference(parity, 'p999_difference')}, "
+              f"{count_text(parity.get('label_disagreements'), 'label')} changed, "
+              f"on {rows}")  # fmt: skip
+    elif parity:
         print(f"parity with the native library: largest difference "
-              f"{_difference(parity)} on {count_text(parity.get('rows', '?'), 'row')}")  # fmt: skip
+              f"{_difference(parity)} on {rows}")  # fmt: skip
     was = "new version" if result.created else "the same content is there as version"
     print(f"{was} {result.version} ({result.digest})")
 
 
-def _difference(parity: JsonObject) -> str:
-    value = parity.get("max_difference")
+def _whole(document: JsonObject, key: str) -> int | None:
+    value = document.get(key)
+    return value if isinstance(value, int) else None
+
+
+def _difference(parity: JsonObject, key: str = "max_difference") -> str:
+    value = parity.get(key)
     return f"{value:.3g}" if isinstance(value, int | float) else "not known"
 
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from models.package import ObjectSource, Package
 from serving.client.api import AdminClient
@@ -14,6 +14,8 @@ from serving.client.errors import ClientError
 
 UPLOADS_AT_ONCE: Final = 4
 T = TypeVar("T")
+# Called with bytes sent, bytes to send, and bytes that the server has already.
+Report: TypeAlias = Callable[[int, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +34,10 @@ class PushResult:
 class _Progress:
     """Counts bytes from several threads; an upload that starts anew is taken back first."""
 
-    def __init__(self, report: Callable[[int, int], None] | None, total_bytes: int) -> None:
+    def __init__(self, report: Report | None, total_bytes: int, saved_bytes: int) -> None:
         self._report = report
         self._total_bytes = total_bytes
+        self._saved_bytes = saved_bytes
         self._sent_bytes = 0
         self._lock = threading.Lock()
 
@@ -42,7 +45,7 @@ class _Progress:
         with self._lock:
             self._sent_bytes += size_bytes
             if self._report is not None:
-                self._report(self._sent_bytes, self._total_bytes)
+                self._report(self._sent_bytes, self._total_bytes, self._saved_bytes)
 
 
 def push_package(
@@ -50,17 +53,19 @@ def push_package(
     package: Package,
     *,
     reason: str = "",
-    progress: Callable[[int, int], None] | None = None,
+    progress: Report | None = None,
     before_registration: Callable[[], None] | None = None,
 ) -> PushResult:
-    """Upload and register ``package``; no object is ever held in memory as a whole.
+    """Upload and register ``package``; an object of a file is never in memory as a whole.
 
-    ``progress(bytes_sent, bytes_to_send)`` is called from the uploading threads, one at a time.
+    A push that was broken off and is repeated sends only the objects that had not arrived.
+    ``progress`` is called from the uploading threads, one at a time.
     ``before_registration`` is called once everything is there: until then, nobody sees a version.
     """
     sources = {source.digest: source for source in package.objects}
+    total_bytes = sum(source.size_bytes for source in sources.values())
     missing = _absent(client, list(sources.values()))
-    _upload(client, missing, progress)
+    _upload(client, missing, total_bytes, progress)
     sent = {source.digest for source in missing}
     manifest = package.manifest
     if before_registration is not None:
@@ -72,7 +77,7 @@ def push_package(
         again = [sources[d] for d in error.document.get("missing", ()) if d in sources]
         if error.status != 409 or not again:
             raise
-        _upload(client, again, progress)
+        _upload(client, again, total_bytes, progress)
         sent |= {source.digest for source in again}
         answer = client.register(manifest.model, manifest.to_json(), reason)
     bytes_sent = sum(sources[digest].size_bytes for digest in sent)
@@ -83,7 +88,7 @@ def push_package(
         created=bool(answer["created"]),
         objects_sent=len(sent),
         bytes_sent=bytes_sent,
-        bytes_saved=sum(source.size_bytes for source in sources.values()) - bytes_sent,
+        bytes_saved=total_bytes - bytes_sent,
     )
 
 
@@ -95,9 +100,11 @@ def _absent(client: AdminClient, sources: Sequence[ObjectSource]) -> list[Object
 def _upload(
     client: AdminClient,
     sources: Sequence[ObjectSource],
-    report: Callable[[int, int], None] | None,
+    total_bytes: int,
+    report: Report | None,
 ) -> None:
-    progress = _Progress(report, sum(source.size_bytes for source in sources))
+    to_send = sum(source.size_bytes for source in sources)
+    progress = _Progress(report, to_send, total_bytes - to_send)
     stop = threading.Event()
 
     def send(source: ObjectSource) -> None:

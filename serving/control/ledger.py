@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from models.servable import Inspection
 from registry import budget
@@ -12,12 +13,16 @@ from registry.desired import Key
 from registry.store import VersionRecord
 from serving.control.state_writer import StateWriter
 
+# What workers open: the digest of a graph, and whether the runtime may copy weights.
+Form: TypeAlias = tuple[str, bool]
+
 
 @dataclass(frozen=True, slots=True)
 class VersionMemory:
-    """Bytes of one version; ``unique`` and ``shared`` divide the weights of a loaded one.
+    """Bytes of one version.
 
-    ``object_bytes``: all objects that are kept in RAM for it, graph and packed weights included.
+    ``weight_bytes``: the tensors of its manifest. ``object_bytes``: all that is kept in RAM for it,
+    the graph and packed weights included; ``unique`` and ``shared`` are those without the graph.
     ``shared_with``: the loaded versions that hold some of the same weights.
     ``private_bytes_per_worker``: None before the first load measured it.
     ``mode``: how workers hold the weights, with the reason; empty for what is not loaded.
@@ -49,9 +54,9 @@ class Unload:
 class Ledger:
     """Sums made anew from the state each time they are asked for.
 
-    Private memory is the most that the inspection or a worker ever measured for a version, for a
-    version never changes. A load under way is counted from its admission on, a draining version
-    until every worker gave it back.
+    Private memory is the most that the inspection or a worker ever measured for a version in the
+    form that workers hold it in, for neither ever changes. A load under way is counted from its
+    admission on, a draining version until every worker gave it back.
     """
 
     def __init__(self, writer: StateWriter, budget_bytes: int, workers: int) -> None:
@@ -59,20 +64,20 @@ class Ledger:
         self.workers = workers
         self.last_unload: Unload | None = None
         self._writer = writer
-        self._measured: dict[Key, int] = {}
-        self._resident: dict[Key, Mapping[str, int]] = {}
+        self._measured: dict[tuple[Key, Form], int] = {}
+        self._known: dict[Key, Inspection] = {}
         self._reserved: dict[Key, Footprint] = {}
         self._leaving: dict[Key, Footprint] = {}
 
     def measure(self, key: Key, private_bytes: int) -> None:
-        """Note what the inspection or a worker measured for a version."""
-        self._measured[key] = max(self._measured.get(key, 0), private_bytes)
+        """Note what a worker measured for a version in the form that the state says."""
+        if (inspection := self._loaded(key)) is not None:
+            form = (key, _form(inspection))
+            self._measured[form] = max(self._measured.get(form, 0), private_bytes)
 
     def inspected(self, key: Key, inspection: Inspection) -> None:
         """Note what an inspection found; later plans of the version know it, too."""
-        self.measure(key, inspection.private_bytes)
-        if inspection.resident:
-            self._resident[key] = inspection.resident
+        self._known[key] = inspection
 
     def reserve(self, key: Key) -> Plan:
         """Count a version from now on until ``unreserve``, or raise OverBudget and do not.
@@ -82,7 +87,7 @@ class Ledger:
         held = self.held()
         if key in self._reserved:
             del held[key]
-        new = self._footprint(self._writer.record(*key))
+        new = self._footprint(self._writer.record(*key), self._known.get(key))
         plan = budget.admit(self.budget_bytes, held, key, new, self.workers, self._evictable(held))
         self._reserved[key] = new
         return plan
@@ -96,9 +101,9 @@ class Ledger:
         found = self.held().get(key)
         if found is not None:
             self._leaving[key] = found
+        if (inspection := self._loaded(key)) is not None:
             # What the state knew of it goes with it; a later plan shall still know.
-            self.measure(key, found.private_bytes_per_worker or 0)
-            self._resident[key] = found.objects
+            self._known[key] = inspection
 
     def forget(self, key: Key) -> None:
         """Stop counting a version that every worker gave back."""
@@ -110,16 +115,14 @@ class Ledger:
         held = {**self._leaving, **self._reserved}
         for key, entry in writer.state.loaded.items():
             inspection = writer.inspection(key, entry.inspection)
-            private = max(inspection.private_bytes, self._measured.get(key, 0))
-            record = writer.records[key[0]][key[1]]
-            held[key] = Footprint(inspection.resident or objects_of(record), private)
+            held[key] = self._footprint(writer.records[key[0]][key[1]], inspection)
         return held
 
     def plan(self, record: VersionRecord) -> Plan:
         """Return what loading the version would take, by what is known of it; changes nothing."""
         key = (record.model, record.version)
         held = self.held()
-        new = held.get(key) or self._footprint(record)
+        new = held.get(key) or self._footprint(record, self._known.get(key))
         return budget.plan(self.budget_bytes, held, key, new, self.workers, self._evictable(held))
 
     def admit_again(self, key: Key, waiting: set[Key]) -> None:
@@ -151,15 +154,16 @@ class Ledger:
     def own_objects(self, key: Key) -> frozenset[str]:
         """Return the digests of a version that no other held version needs."""
         held = self.held()
-        mine = held.pop(key, None) or self._footprint(self._writer.record(*key))
+        mine = held.pop(key, None)
         others: set[str] = set()
         for item in held.values():
             others |= item.objects.keys()
-        return frozenset(mine.objects.keys() - others)
+        return frozenset(mine.objects.keys() - others) if mine is not None else frozenset()
 
     def at_rest(self, record: VersionRecord) -> VersionMemory:
         """Return the memory of a version that holds none now; a load would bring it back."""
-        private = self._measured.get((record.model, record.version))
+        known = self._known.get((record.model, record.version))
+        private = self._footprint(record, known).private_bytes_per_worker
         return VersionMemory(record.disk_bytes, record.manifest.weight_bytes, 0, 0, 0, (), private)
 
     def versions(self) -> dict[Key, VersionMemory]:
@@ -168,13 +172,12 @@ class Ledger:
             key: item for key, item in sorted(self.held().items())
             if key[1] in self._writer.records.get(key[0], {})
         }  # fmt: skip
-        shares = budget.shares({key: weights_of(self._writer.record(*key)) for key in held})
+        shares = budget.shares({key: self._weights(key, item) for key, item in held.items()})
         return {key: self._memory(key, item, shares[key]) for key, item in held.items()}
 
     def _memory(self, key: Key, item: Footprint, shares: budget.Shares) -> VersionMemory:
         record = self._writer.records[key[0]][key[1]]
-        entry = self._writer.state.loaded.get(key)
-        inspection = None if entry is None else self._writer.inspection(key, entry.inspection)
+        inspection = self._loaded(key)
         return VersionMemory(
             disk_bytes=record.disk_bytes,
             weight_bytes=record.manifest.weight_bytes,
@@ -187,10 +190,22 @@ class Ledger:
             mode_reason=inspection.mode_reason if inspection else "",
         )
 
-    def _footprint(self, record: VersionRecord) -> Footprint:
-        key = (record.model, record.version)
-        objects = self._resident.get(key) or objects_of(record)
-        return Footprint(objects, self._measured.get(key))
+    def _weights(self, key: Key, item: Footprint) -> dict[str, int]:
+        """Return what a version holds beside its graph, digest to bytes."""
+        known = self._loaded(key) or self._known.get(key)
+        graphs = {self._writer.record(*key).manifest.graph, known.graph if known else ""}
+        return {digest: size for digest, size in item.objects.items() if digest not in graphs}
+
+    def _loaded(self, key: Key) -> Inspection | None:
+        entry = self._writer.state.loaded.get(key)
+        return None if entry is None else self._writer.inspection(key, entry.inspection)
+
+    def _footprint(self, record: VersionRecord, known: Inspection | None) -> Footprint:
+        if known is None:
+            return Footprint(objects_of(record), None)
+        measured = self._measured.get(((record.model, record.version), _form(known)), 0)
+        objects = known.resident or objects_of(record)
+        return Footprint(objects, max(known.private_bytes, measured))
 
     def _evictable(self, held: Iterable[Key]) -> list[Key]:
         """Return the versions that answer nobody: no route, alias or rollback names them."""
@@ -202,9 +217,8 @@ class Ledger:
         ]  # fmt: skip
 
 
-def weights_of(record: VersionRecord) -> dict[str, int]:
-    """Return the tensors of a version, digest to bytes."""
-    return {entry.digest: entry.size_bytes for entry in record.manifest.tensors}
+def _form(inspection: Inspection) -> Form:
+    return (inspection.graph, inspection.has_prepacking)
 
 
 def objects_of(record: VersionRecord) -> dict[str, int]:
@@ -212,7 +226,7 @@ def objects_of(record: VersionRecord) -> dict[str, int]:
 
     The manifest does not say how large its graph is; what is left of the disk space is it.
     """
-    objects = weights_of(record)
+    objects = {entry.digest: entry.size_bytes for entry in record.manifest.tensors}
     if record.manifest.graph not in objects:
         objects[record.manifest.graph] = max(0, record.disk_bytes - sum(objects.values()))
     return objects

@@ -100,7 +100,8 @@ class Residency:
                     held.users.add(key)
             for item in await self.quietly(self._map, missing):
                 self._keep(item, key)
-            wanted = [self._held[digest] for digest in objects]
+            # One that was released meanwhile needs nothing any more.
+            wanted = [self._held[digest] for digest in objects if digest in self._held]
             await self.quietly(self._bring, wanted, progress or _ignore)
         except BaseException:
             await self.release(key)

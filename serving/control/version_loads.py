@@ -197,8 +197,13 @@ class VersionLoads:
     async def _hold(self, key: Key) -> None:
         """Have in RAM what the state says that workers read of a version, and nothing else."""
         writer = self._writer
-        inspection = writer.inspection(key, writer.state.loaded[key].inspection)
+        entry = writer.state.loaded.get(key)
+        if entry is None:
+            return
+        inspection = writer.inspection(key, entry.inspection)
         await self._residency.hold(key, inspection.resident or objects_of(writer.record(*key)))
+        # Not every caller keeps an unload away meanwhile.
+        await self._let_go_unheld(key)
 
     async def restore(self) -> None:
         """Load again everything that the state wants, what answers most first."""
@@ -335,7 +340,6 @@ class VersionLoads:
             raise LoadFailed(why)
         if report.state != State.READY:
             raise LoadFailed(report.reason or f"a worker reports it {report.state}")
-        self._ledger.measure(key, report.private_bytes)
         return report
 
     async def _settled(self, generation: int, timeout_s: float) -> Mapping[Key, VersionReport]:
@@ -345,6 +349,10 @@ class VersionLoads:
             raise DeadlineExpired(
                 f"the workers did not come to generation {generation} within {timeout_s:g} s"
             ) from error
+        if generation == self._writer.state.generation:
+            for key, report in reports.items():
+                if report.state == State.READY:
+                    self._ledger.measure(key, report.private_bytes)
         draining = self._writer.draining
         await self._clear([key for key, left in draining.items() if left <= generation])
         return reports

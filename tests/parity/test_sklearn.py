@@ -19,6 +19,7 @@ from sklearn.ensemble import (
 )
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LinearRegression, LogisticRegression
+from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import (
     FunctionTransformer,
@@ -372,3 +373,20 @@ def test_same_file_gives_the_same_version(tmp_path):
     joblib.dump(make_pipeline(StandardScaler(), LogisticRegression()).fit(x, y), path)
     first, second = (convert("m", path, ConvertOptions()).manifest.digest for _ in range(2))
     assert first == second
+
+
+def test_a_converted_network_can_be_made_smaller(serve, tmp_path):
+    """The conversion is proven as ever, and what the smaller weights lose is recorded apart."""
+    x, y = load_wine(return_X_y=True)
+    x = ((x - x.mean(axis=0)) / x.std(axis=0)).astype(np.float32)
+    model = MLPClassifier((128, 64), max_iter=200, random_state=0).fit(x, y)
+    np.save(tmp_path / "sample.npy", x)
+    served = serve(model, sample=tmp_path / "sample.npy", quantize="int8-weights", folder=tmp_path)
+    parity = served.parity
+    assert parity["rows"] == len(x)
+    assert parity["label_disagreements"] == 0
+    assert parity["conversion"]["max_difference"] <= TOLERANCE
+    answers = served({"input": x})
+    lost = np.abs(answers["probabilities"] - model.predict_proba(x)).max()
+    assert TOLERANCE < lost <= parity["max_difference"] + TOLERANCE
+    assert served.package.manifest.source["quantize"]["mode"] == "int8-weights"

@@ -148,7 +148,7 @@ def test_the_command_prints_one_object_and_tells_failures_by_its_exit_code(tmp_p
     report = json.loads(capsys.readouterr().out)
     assert report["failed"] == 1
     assert code == (1 if report["valid"] else 3)
-    assert 0 <= report["client_cpu"] <= 1.5
+    assert report["client_cpu"] >= 0
 
 
 @pytest.mark.parametrize(

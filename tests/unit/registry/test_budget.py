@@ -19,6 +19,18 @@ def test_weights_count_once_and_private_memory_once_a_worker():
     assert budget.committed_bytes({}, workers=3) == 0
 
 
+@pytest.mark.parametrize("order", [(A, B), (B, A)])
+def test_an_object_counts_as_far_as_the_version_reads_it_that_reads_most(order):
+    """Two versions share what both read of an object, from its start; the rest is one's own."""
+    items = {A: Footprint({"x": 100}, 0), B: Footprint({"x": 40, "y": 0}, 0)}
+
+    assert budget.committed_bytes({key: items[key] for key in order}, workers=2) == 100
+    more = budget.plan(1000, {B: items[B]}, A, items[A], workers=2)
+    assert (more.needs_bytes, more.new_bytes, more.object_bytes) == (60, 60, 100)
+    less = budget.plan(1000, {A: items[A]}, B, items[B], workers=2)
+    assert (less.needs_bytes, less.new_bytes, less.object_bytes) == (0, 0, 40)
+
+
 def test_shares_divide_the_weights():
     """Unique and shared bytes of a version make up its weights."""
     shares = budget.shares({A: {"x": 100, "y": 10}, B: {"x": 100}})

@@ -228,15 +228,15 @@ def test_a_broken_upload_starts_anew_and_is_counted_once():
     """After a broken connection the whole object is sent again; progress never ends over 100 %."""
     server, wanted = FakeAdmin(), package()
     server.break_first_put = True
-    seen: list[tuple[int, int]] = []
+    seen: list[tuple[int, int, int]] = []
     client, pauses = client_of(server)
     with client:
-        push_package(client, wanted, progress=lambda done, total: seen.append((done, total)))
+        push_package(client, wanted, progress=lambda *counts: seen.append(counts))
     assert {o.digest: o.size_bytes for o in wanted.objects} == {
         digest: len(data) for digest, data in server.held.items()
     }
     assert pauses == [0.1]
-    assert seen[-1] == (3_000_011, 3_000_011)
+    assert seen[-1] == (3_000_011, 3_000_011, 0)
 
 
 def test_an_object_that_vanished_meanwhile_is_sent_again():
@@ -250,6 +250,33 @@ def test_an_object_that_vanished_meanwhile_is_sent_again():
         result = push_package(client, wanted)
     assert result.version == 1
     assert server.held[small.digest] == b"s" * 10
+
+
+def test_a_push_that_is_repeated_sends_only_what_had_not_arrived():
+    """After a push broke off, the next one counts what arrived as saved and sends the rest."""
+    server, wanted = FakeAdmin(), package()
+    small = wanted.objects[1]
+    is_broken = True
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if is_broken and request.method == "PUT" and small.digest in request.url.path:
+            return httpx.Response(503, json={"error": "the server is going down"})
+        return server(request)
+
+    client, _ = client_of(answer)
+    seen: list[tuple[int, int, int]] = []
+    with client:
+        with pytest.raises(ClientError, match="going down"):
+            push_package(client, wanted)
+        arrived = set(server.held)
+        is_broken = False
+        server.puts.clear()
+        result = push_package(client, wanted, progress=lambda *counts: seen.append(counts))
+    late = [each.digest for each in wanted.objects if each.digest not in arrived]
+    assert sorted(server.puts) == sorted(late)
+    assert small.digest in server.puts
+    assert result.bytes_saved == sum(o.size_bytes for o in wanted.objects if o.digest in arrived)
+    assert seen[-1] == (result.bytes_sent, result.bytes_sent, result.bytes_saved)
 
 
 def test_a_refused_upload_stops_the_push():

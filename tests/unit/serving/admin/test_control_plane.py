@@ -549,7 +549,7 @@ async def test_restart_without_any_record_of_a_model_leaves_a_way_out(world):
 
     with pytest.raises(Conflict, match="route sends requests to it"):
         await world.control.delete("m", 1, world.actor)
-    await world.control.delete_route("m", world.actor)
+    await world.control.traffic.delete_route("m", world.actor)
     await world.control.delete("m", 1, world.actor)
     assert world.fleet.targets[-1].catalog == {}
 

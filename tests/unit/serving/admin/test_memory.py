@@ -11,6 +11,7 @@ import pytest
 
 from models.errors import LoadFailed
 from registry.errors import OverBudget
+from registry.traffic_rules import RouteWish
 from serving.fleet import WorkerInfo
 from serving.settings import Settings
 from serving.target import Target
@@ -145,8 +146,8 @@ async def test_who_could_go_is_neither_routed_nor_aliased_nor_the_way_back(world
         await world.push("m", b"g", f"{number}".encode() * 1000)
     for version in range(1, 5):
         await world.load("m", version)
-    await world.control.set_route("m", 2, world.actor)
-    await world.control.set_alias("m", "prod", 3, world.actor)
+    await world.control.traffic.set_route("m", RouteWish.whole(2), world.actor)
+    await world.control.traffic.set_alias("m", "prod", 3, world.actor)
     world.control.ledger.budget_bytes = 4100
 
     refused = await client.post("/admin/v1/models/m/versions/5:load?wait=20")
@@ -157,23 +158,6 @@ async def test_who_could_go_is_neither_routed_nor_aliased_nor_the_way_back(world
     plan = (await client.post("/admin/v1/models/m/versions/5:plan")).json()
     assert (plan["would_evict"], plan["fits_after_evicting"]) == (expected, True)
     assert world.control.status("m", 4)[0] == "READY"
-
-
-async def test_an_inspection_is_remembered_while_its_objects_are_there(world):
-    """Loading again inspects again only where something that the inspection made is gone."""
-    await world.push_loaded("m", 1)
-    await world.push("m", b"two")
-    extra = await asyncio.to_thread(world.put, b"packed")
-    world.inspector.resident = {extra: 6}
-    for _ in range(2):
-        await world.load("m", 2)
-        await world.unload("m", 2)
-    assert len(world.inspector.calls) == 2
-
-    (world.store.objects_dir / extra.removeprefix("sha256:")).unlink()
-    world.inspector.resident = {}
-    await world.load("m", 2)
-    assert len(world.inspector.calls) == 3
 
 
 async def test_the_check_takes_a_version_out_whose_object_is_gone_bad(tmp_path):

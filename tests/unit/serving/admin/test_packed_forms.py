@@ -13,7 +13,7 @@ from tests.unit.serving.admin.conftest import MIB, FakeInspector, World, digest_
 
 pytestmark = pytest.mark.timeout(30)
 
-BLOB = b"packed weights"
+BLOB = b"packed weights" * 10_000
 GRAPH = b"packed graph"
 
 
@@ -25,16 +25,18 @@ class PackingInspector(FakeInspector):
         self.world = world
         self.failure = ""
         self.graph = GRAPH
+        self.read_bytes = len(BLOB)
+        self.form = {"mode": "packed", "mode_reason": "it pays"}
 
     def __call__(self, manifest: Manifest, memory_bytes: int) -> Inspection:
         found = super().__call__(manifest, memory_bytes)
         if self.failure:
             raise LoadFailed(self.failure)
         blob, graph = self.world.put(BLOB), self.world.put(self.graph)
-        return replace(
-            found, mode="packed", mode_reason="it pays", graph=graph,
-            resident={blob: 100 * MIB, graph: len(self.graph)},
-        )  # fmt: skip
+        resident = {blob: self.read_bytes, graph: len(self.graph)}
+        if self.form["mode"] == "private":
+            resident = {graph: 0}
+        return replace(found, **self.form, graph=graph, resident=resident)
 
 
 @pytest.fixture
@@ -142,12 +144,97 @@ async def test_a_start_that_cannot_pack_serves_all_the_same(world, packing):
 async def test_a_worker_that_copies_all_the_same_is_told_of(world, packing):
     """The figure that counts is what the worker took, and the version is shown as what it is."""
     world.inspector = packing
-    await world.restart(lambda fleet: fleet.private_bytes.update({("m", 1): 40 * MIB}))
+    copied_bytes = len(BLOB) // 2
+    await world.restart(lambda fleet: fleet.private_bytes.update({("m", 1): copied_bytes}))
     await world.push("m", b"graph", b"w" * 100)
     await world.load("m", 1)
 
     assert world.control.status("m", 1)[0] == "READY"
     found = await shown(world)
     assert found["mode"] == "private"
-    assert f"a worker took {40 * MIB} bytes for itself" in found["reason"]
-    assert world.control.ledger.versions()["m", 1].private_bytes_per_worker == 40 * MIB
+    assert f"a worker took {copied_bytes} bytes for itself" in found["reason"]
+    assert world.control.ledger.versions()["m", 1].private_bytes_per_worker == copied_bytes
+
+
+async def test_of_a_packed_object_only_the_part_that_is_read_counts(world, packing):
+    """Budget, ledger and residency agree; the published tensors, which nobody reads, are out."""
+    packing.read_bytes = 9000
+    await loaded(world, packing)
+
+    async with world.client() as client:
+        memory = (await client.get("/admin/v1/memory")).json()
+        plan = (await client.post("/admin/v1/models/m/versions/1:plan")).json()
+        version = (await client.get("/admin/v1/models/m/versions/1")).json()
+    (entry,) = memory["versions"]
+    held_bytes = 9000 + len(GRAPH)
+    assert (entry["object_bytes"], entry["resident_bytes"]) == (held_bytes, held_bytes)
+    assert (entry["weight_bytes"], entry["unique_bytes"], entry["shared_bytes"]) == (100, 9000, 0)
+    assert (entry["mode"], entry["mode_reason"]) == ("packed", "it pays")
+    assert memory["committed_bytes"] == memory["resident_bytes"] == held_bytes
+    assert plan["needs_bytes"] == 0
+    assert "mode" not in version["memory"]
+
+
+async def test_a_graph_that_only_loading_reads_counts_nothing(world, packing):
+    """In the runtime's own format all memory is private, once for each worker."""
+    packing.form = {"mode": "private", "mode_reason": "trees"}
+    packing.private_bytes = 1000
+    await loaded(world, packing)
+
+    (entry,) = world.control.ledger.versions().values()
+    assert (entry.object_bytes, entry.private_bytes_per_worker) == (0, 1000)
+    assert world.control.ledger.committed_bytes() == 2 * 1000
+    assert world.control.residency.total().size_bytes == 0
+
+
+async def test_what_one_form_took_does_not_count_against_another(world, packing):
+    """A version that could not be packed once is counted as packed as soon as it is."""
+    await world.push("m", b"graph", b"w" * 100)
+    world.fleet.private_bytes["m", 1] = 60 * MIB
+    world.inspector.private_bytes = 10 * MIB
+    await world.load("m", 1)
+    assert world.control.ledger.committed_bytes() == 2 * 60 * MIB + 105
+    await world.control.traffic.delete_route("m", world.actor)
+    await world.unload("m", 1)
+
+    world.control.loads._inspect = packing
+    world.fleet.private_bytes["m", 1] = 1000
+    world.control.ledger.budget_bytes = 2 * 60 * MIB + 105
+    await world.load("m", 1)
+
+    assert world.control.ledger.versions()["m", 1].private_bytes_per_worker == 1000
+    assert world.control.ledger.committed_bytes() == 2 * 1000 + len(BLOB) + len(GRAPH)
+
+
+async def test_a_plan_knows_the_last_form_and_no_older_one(world, packing):
+    """What was packed and is packed no more: the next load reads the tensors again."""
+    await loaded(world, packing)
+    damage(world, BLOB)
+    await world.control.before_respawn()
+    await world.control.traffic.delete_route("m", world.actor)
+    await world.unload("m", 1)
+
+    plan = world.control.plan("m", 1)
+
+    assert (plan.object_bytes, plan.private_bytes_per_worker) == (105, 0)
+
+
+async def test_an_unload_during_the_check_leaves_nothing_mapped(world, packing):
+    """The check takes no turn of its own: what left meanwhile is not held again."""
+    await loaded(world, packing)
+    await world.control.traffic.delete_route("m", world.actor)
+    damage(world, BLOB)
+    hold, unloads = world.control.residency.hold, []
+
+    async def unload_meanwhile(*arguments):
+        if not unloads:
+            unloads.append(world.control.unload("m", 1, world.actor))
+            await unloads[0].wait(20)
+        await hold(*arguments)
+
+    world.control.residency.hold = unload_meanwhile
+    await world.control.before_respawn()
+
+    assert unloads[0].error is None
+    assert world.control.residency.of(("m", 1)) is None
+    assert world.control.residency.total().size_bytes == 0

@@ -40,6 +40,7 @@ def ramrack(server: FakeServer, monkeypatch: pytest.MonkeyPatch, capsys, tmp_pat
         (("push", "m", "m.onnx", "--tolerance", "nan"), "'nan' is not allowed: use a number from"),
         (("push", "m", "m.onnx", "--tolerance", "-1"), "'-1' is not allowed: use a number from 0"),
         (("push", "m", "m.onnx", "--format", "keras"), "'keras' is not one of auto, onnx"),
+        (("push", "m", "m.onnx", "--quantize", "int4"), "'int4' is not one of int8, int8-weights"),
         (("load", "m", "1", "--timeout", "abc"), "'abc' is not allowed: use a number from 0"),
         (("unload", "m", "1", "--timeout", "inf"), "'inf' is not allowed: use a number from 0"),
         (("events", "--limit", "1001"), "'1001' is not allowed: use a whole number from 1 to 1000"),
