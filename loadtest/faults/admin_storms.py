@@ -98,6 +98,7 @@ def collect(lab: Lab, outcome: Outcome) -> None:
     """Let gc run against an upload, a load and a delete; what was acknowledged must be whole."""
     with lab.serving() as server:
         _serve_storm(lab, server)
+        server.publish_to_stay(lab.packages.spare(0))
         said: dict[str, None] = {}
         refused = 0
 

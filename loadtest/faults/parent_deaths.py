@@ -35,6 +35,7 @@ def kill_parent(lab: Lab, outcome: Outcome) -> None:
     choice = random.Random(3)
     said = Acknowledged()
     with lab.own_server(versions=(1,)) as server:
+        server.publish_to_stay(lab.packages.spare(0))
         for turn in range(outcome.count):
             workers = server.worker_pids()
             with SteadyLoad(server.port, lab.rate, seed=turn) as load:

@@ -25,6 +25,7 @@ STOP_TIMEOUT_S: Final = 30.0
 _START_TIMEOUT_S: Final = 120.0
 _CALL_TIMEOUT_S: Final = 120.0
 _LOOK_S: Final = 0.02
+_ALL: Final = 1_000_000
 
 
 class FaultServer:
@@ -134,6 +135,12 @@ class FaultServer:
         for digest, path in package.objects.items():
             good(self.call("PUT", f"/admin/v1/blobs/{digest}", content=path.read_bytes()))
         return self.must("POST", f"/models/{package.model}/versions", package.manifest)
+
+    def publish_to_stay(self, package: Package) -> int:
+        """Publish the first version of a model and let no later one replace an old one."""
+        version = int(self.publish(package)["version"])
+        self.must("PUT", f"/models/{package.model}/settings", {"retain": _ALL})
+        return version
 
     def serve(self, package: Package) -> int:
         """Publish and load one version; return its number."""
