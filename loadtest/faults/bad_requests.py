@@ -18,7 +18,7 @@ _FOREVER: Final = 1 << 40
 # A run is told to end at max_run_s; a worker that is busy with others notices a little later.
 _ENDED_S: Final = MAX_RUN_S + 3.0
 _WAVE: Final = 100
-_FIRST: Final = 1000
+_FIRST: Final = 500
 _MOST_COMPUTED: Final = 0.25
 
 

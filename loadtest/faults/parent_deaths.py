@@ -40,7 +40,7 @@ def kill_parent(lab: Lab, outcome: Outcome) -> None:
             workers = server.worker_pids()
             with SteadyLoad(server.port, lab.rate, seed=turn) as load:
                 load.wait_for(20)
-                with _uploading(server, lab.packages, turn, said):
+                with Uploads(server, lab.packages, turn, said):
                     time.sleep(choice.random() * _MOST_S)
                     killed_ns = time.monotonic_ns()
                     server.kill()
@@ -56,7 +56,7 @@ def kill_parent(lab: Lab, outcome: Outcome) -> None:
         judge_store(server, outcome, said.objects)
 
 
-class _uploading:  # noqa: N801 - reads as the statement that it is
+class Uploads:
     """Publishes versions inside its block, and loads some; takes down what is acknowledged."""
 
     def __init__(

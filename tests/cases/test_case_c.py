@@ -108,7 +108,7 @@ def test_c01_memory_comes_back_after_each_unload(server: RunningServer) -> None:
     mapped = [server.push("cycle", graphs.big(8, seed), is_loading=False) for seed in (1, 2)]
     private = server.push("cycle", graphs.slow(4, 512), is_loading=False)
     pids = server.worker_pids()
-    warm, cycles = [0] * len(pids), 5
+    warm, cycles = [0] * len(pids), 4
     for cycle in range(cycles):
         for version in mapped:
             server.expect(server.load("cycle", version))
