@@ -31,6 +31,8 @@ _LOOK_S: Final = 0.02
 _MOST_P99: Final = 2.0
 # Outside of this time after a death the p99 is that of any other time.
 _WINDOW_NS: Final = 1_000_000_000
+# A connection belongs to nobody until a worker has accepted it.
+_ACCEPT_NS: Final = 50_000_000
 # A process that is killed holds its connections until the kernel has taken it apart.
 _HUNG: Final = "no sign of life"
 _DYING_NS: Final = 500_000_000
@@ -47,7 +49,8 @@ class Death:
 
     def explains(self, failure: Sample) -> bool:
         """Whether a failure is of what was in flight in this worker."""
-        was_there = failure.port in self.ports or failure.opened_ns >= self.began_ns
+        is_new = failure.opened_ns >= self.began_ns - _ACCEPT_NS
+        was_there = failure.port in self.ports or is_new
         is_then = failure.sent_ns <= self.ended_ns and failure.done_ns >= self.began_ns
         return was_there and is_then and is_clean(failure)
 

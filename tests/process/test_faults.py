@@ -49,7 +49,7 @@ def lab(packages: Packages, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def lab_of(work: Path, packages: Packages, command: tuple[str, ...] = SERVE) -> Lab:
-    return Lab(work, packages, rate=100.0, is_timed=False, command=command)
+    return Lab(work, packages, rate=50.0, is_timed=False, command=command)
 
 
 def judged(outcome: Outcome) -> str:

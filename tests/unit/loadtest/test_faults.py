@@ -51,6 +51,7 @@ def failure(port=7, sent=1.5, done=2.5, opened=0.5, status=0, reason=CLOSED):
         ({"reason": REFUSED}, False),
         ({"port": 8}, False),
         ({"port": 8, "opened": 2.1}, True),
+        ({"port": 8, "opened": 1.96}, True),
         ({"sent": 1.0, "done": 1.9}, False),
         ({"sent": 3.1, "done": 3.2}, False),
     ],
