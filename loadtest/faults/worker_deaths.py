@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -62,21 +63,24 @@ class Death:
 
 def connections_of(pid: int) -> frozenset[int]:
     """Return the far ends of the connections that a process holds, as ports of loopback."""
-    inodes = set()
-    for entry in Path(f"/proc/{pid}/fd").iterdir():
-        # A descriptor may be closed while this looks.
-        try:
-            target = str(entry.readlink())
-        except FileNotFoundError:
-            continue
-        if target.startswith("socket:["):
-            inodes.add(target[8:-1])
+    inodes = {
+        target[8:-1] for target in _open_files(Path(f"/proc/{pid}/fd"))
+        if target.startswith("socket:[")
+    }  # fmt: skip
     ports = set()
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()
         if fields[9] in inodes:
             ports.add(int(fields[2].rpartition(":")[2], 16))
     return frozenset(ports)
+
+
+def _open_files(folder: Path) -> Iterator[str]:
+    """Yield what the descriptors lead to; one may be closed, and the process gone, meanwhile."""
+    with contextlib.suppress(OSError):
+        for entry in folder.iterdir():
+            with contextlib.suppress(OSError):
+                yield str(entry.readlink())
 
 
 def kill_workers(lab: Lab, outcome: Outcome) -> None:
