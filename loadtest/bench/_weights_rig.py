@@ -65,6 +65,9 @@ class Rig:
     def push(self, name: str, path: str, *, is_kept: bool = False) -> dict[str, Any]:
         """Publish a version and return what was printed; its file goes unless it is kept."""
         found = self.server.command("push", name, path)
+        if found["version"] == 1:
+            # By default a model keeps ten versions that are not loaded, and here more are compared.
+            self.server.command("settings", name, "--set", "retain=100")
         if not is_kept:
             Path(path).unlink()
         return found
