@@ -32,8 +32,6 @@ _LOOK_S: Final = 0.02
 _MOST_P99: Final = 2.0
 # Outside of this time after a death the p99 is that of any other time.
 _WINDOW_NS: Final = 1_000_000_000
-# A connection belongs to nobody until a worker has accepted it.
-_ACCEPT_NS: Final = 50_000_000
 # A process that is killed holds its connections until the kernel has taken it apart.
 _HUNG: Final = "no sign of life"
 _DYING_NS: Final = 500_000_000
@@ -50,8 +48,7 @@ class Death:
 
     def explains(self, failure: Sample) -> bool:
         """Whether a failure is of what was in flight in this worker."""
-        is_new = failure.opened_ns >= self.began_ns - _ACCEPT_NS
-        was_there = failure.port in self.ports or is_new
+        was_there = failure.port in self.ports
         is_then = failure.sent_ns <= self.ended_ns and failure.done_ns >= self.began_ns
         return was_there and is_then and is_clean(failure)
 
@@ -139,6 +136,9 @@ def _workers_die(
                 )  # fmt: skip
                 pid = choice.choice(_serving(server) or server.worker_pids())
                 began_ns = time.monotonic_ns()
+                # It stands still meanwhile, for it must not accept another one after the look.
+                send_signal(pid, signal.SIGSTOP)
+                server.wait_until(lambda pid=pid: _stands_still(pid), PATIENCE_S, "it is stopped")  # type: ignore[misc]
                 ports = connections_of(pid)
                 end(server, pid)
                 deaths.append(Death(pid, ports, began_ns, time.monotonic_ns() + _DYING_NS))
@@ -156,6 +156,15 @@ def _workers_die(
         ]  # fmt: skip
         judge_latency(lab, outcome, watch.before, calm, _MOST_P99)
         judge_store(server, outcome)
+
+
+def _stands_still(pid: int) -> bool:
+    """Whether a process is stopped, or gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+    return stat.rpartition(")")[2].split()[0] in "TZX"
 
 
 def _serving(server: FaultServer) -> list[int]:
