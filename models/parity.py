@@ -236,7 +236,7 @@ def edge_values(
     """
     with np.errstate(over="ignore"):
         cast = thresholds.astype(dtype)
-    around = [cast, np.nextafter(cast, dtype(-np.inf)), np.nextafter(cast, dtype(np.inf))]
+        around = [cast, np.nextafter(cast, dtype(-np.inf)), np.nextafter(cast, dtype(np.inf))]
     special = [0.0, -0.0, 1e-30, -1e-30, 1e-35, -1e-35, 1e30, -1e30]
     values = np.concatenate([*around, np.array(special, dtype=dtype)])
     if not is_infinity_allowed:
