@@ -28,18 +28,13 @@ _TOLERANCE: Final = 1e-5
 
 def inspect_native(manifest: Manifest, objects_dir: Path) -> JsonObject:
     """Return the JSON form of the Inspection, or raise LoadFailed."""
-    try:
-        data = (objects_dir / digest_hex(manifest.graph)).read_bytes()
-    except FileNotFoundError:
-        raise LoadFailed("its model object is not in the store") from None
     signature = parse_signature(manifest.signature)
     make_inputs(signature, styles(signature)[0], 1)  # what numpy sets up at its first use
     trim()
     before = anonymous_bytes()
     start = time.perf_counter()
-    servable = open_native(data, manifest.runtime, signature)
+    servable = open_native(objects_dir / digest_hex(manifest.graph), manifest.runtime, signature)
     load_s = time.perf_counter() - start
-    del data
     probed = probe(servable.run, signature, None)
     _check_golden(servable, manifest)
     trim()

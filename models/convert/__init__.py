@@ -106,9 +106,7 @@ def convert(
         from models.convert.choice import package_native
 
         return package_native(name, conversion.model, parity, source, options.meta)
-    about = About(
-        signature=conversion.signature, parity=parity, source=source, meta=options.meta
-    )
+    about = About(signature=conversion.signature, parity=parity, source=source, meta=options.meta)
     return package_onnx(name, conversion.model, about)
 
 
@@ -123,16 +121,13 @@ def _read_file(path: Path, found: str, sample: Sample | None) -> Candidate:
     _need(found)
     if found == "lightgbm":
         return _read_text(path, sample)
-    if path.stat().st_size > _MAX_TEXT_BYTES:
-        raise ConversionRefused(f"{shown(path.name)}: over {_MAX_TEXT_BYTES} bytes of model")
-    data = path.read_bytes()
-    if found == "xgboost":
-        from models.convert.xgboost import convert_file as convert_xgboost
+    if found == "catboost":
+        from models.convert.catboost import convert_file as convert_catboost
 
-        return convert_xgboost(data, sample)
-    from models.convert.catboost import convert_file as convert_catboost
+        return convert_catboost(path, sample)
+    from models.convert.xgboost import convert_file as convert_xgboost
 
-    return convert_catboost(data, sample)
+    return convert_xgboost(path.read_bytes(), sample)
 
 
 def _format(path: Path, wanted: str) -> str:

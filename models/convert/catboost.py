@@ -39,10 +39,10 @@ _MULTICLASS: Final = frozenset({"MultiClass", "MultiClassOneVsAll"})
 _EXPONENTIAL: Final = frozenset({"Poisson", "Tweedie"})
 _UNCERTAINTY: Final = "RMSEWithUncertainty"
 _IDENTITY: Final = frozenset(
-    {"RMSE", "MAE", "Quantile", "LogLinQuantile", "MultiQuantile", "MultiRMSE", "LogCosh", "Lq", "Huber",
-     "Expectile", "MAPE", "Cox", "SurvivalAft", "PairLogit", "PairLogitPairwise", "YetiRank",
-     "YetiRankPairwise", "QueryRMSE", "QuerySoftMax", "QueryCrossEntropy", "StochasticRank",
-     "LambdaMart"}
+    {"RMSE", "MAE", "Quantile", "LogLinQuantile", "MultiQuantile", "MultiRMSE", "LogCosh", "Lq",
+     "Huber", "Expectile", "MAPE", "Cox", "SurvivalAft", "PairLogit", "PairLogitPairwise",
+     "YetiRank", "YetiRankPairwise", "QueryRMSE", "QuerySoftMax", "QueryCrossEntropy",
+     "StochasticRank", "LambdaMart"}
 )  # fmt: skip
 _LOSSES: Final = _BINARY | _MULTICLASS | _EXPONENTIAL | _IDENTITY | {_UNCERTAINTY}
 _SEED: Final = 20_240_131
@@ -70,13 +70,14 @@ class _Source:
         return "Exponent" if self.loss in _EXPONENTIAL else "RawFormulaVal"
 
 
-def convert_file(data: bytes, sample: Sample | None) -> Candidate:
+def convert_file(path: Path, sample: Sample | None) -> Candidate:
     """Return what a CatBoost binary model can be served as."""
     import catboost
 
     model = catboost.CatBoost()
     try:
-        model.load_model(blob=data)
+        # From the file: from memory, one that is cut off near its end is read past that end.
+        model.load_model(str(path), format="cbm")
     except (catboost.CatBoostError, ValueError) as error:
         raise ConversionRefused(f"CatBoost refuses the model file: {_last_part(error)}") from error
     return convert_object(model, sample)
@@ -139,7 +140,7 @@ def _labels(model: Any, loss: str) -> tuple[str | int, ...]:
             "most probable class"
         )
     classes = list(model.classes_)
-    return class_labels(classes if classes else (0, 1))
+    return class_labels(classes or (0, 1))
 
 
 def _inputs(source: _Source) -> tuple[TensorSpec, ...]:

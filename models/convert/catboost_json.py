@@ -19,8 +19,7 @@ _MAX_DEPTH: Final = 16
 
 
 def parse_json_dump(document: Mapping[str, Any]) -> Forest:
-    """Return the trees over the flat features, or raise ConversionRefused naming what is not one.
-    """
+    """Return the trees over the flat features, or raise ConversionRefused with the reason."""
     try:
         scale, bias = document["scale_and_bias"]
         base = [float(value) for value in (bias if isinstance(bias, list) else [bias])]
@@ -108,9 +107,9 @@ def _nested(tree: Mapping[str, Any], features: _Features, scale: float) -> Tree:
             values.append([float(v) for v in (value if isinstance(value, list) else [value])])
     width = max(map(len, values))
     table = np.array([value or [0.0] * width for value in values]) * scale
-    mode, feature, threshold, missing_left = zip(*rows, strict=True)
+    modes, flat, borders, missing = zip(*rows, strict=True)
     pair = np.array(children, np.int64)
     return Tree(
-        np.array(mode, np.int64), np.array(feature, np.int64), np.array(threshold, np.float64),
-        pair[:, 0], pair[:, 1], np.array(missing_left, np.bool_), table,
+        np.array(modes, np.int64), np.array(flat, np.int64), np.array(borders, np.float64),
+        pair[:, 0], pair[:, 1], np.array(missing, np.bool_), table,
     )  # fmt: skip

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final
 
 import onnx
 
 from models.convert.graph import Conversion, NativeModel, most_exact
 from models.convert.trees import Precision
-from models.errors import ConversionRefused
+from models.errors import ConversionRefused, LoadFailed, ModelsError
 from models.package import BytesObject, Package
 from models.parity import Answer, Inputs, Parity, ParityRefused, compare
 from models.runtime.native import open_native
@@ -102,14 +104,22 @@ def _native(
 
 def _served_parity(native: NativeSide, tolerance: float) -> Parity:
     model = native.model
-    servable = open_native(model.data, model.runtime, model.signature)
     names = [spec.name for spec in model.signature.outputs]
+    with tempfile.TemporaryDirectory(prefix="ramrack-") as folder:
+        path = Path(folder) / "model"
+        path.write_bytes(model.data)
+        try:
+            servable = open_native(path, model.runtime, model.signature)
+        except LoadFailed as error:
+            raise ConversionRefused(str(error)) from error
 
     def answer(inputs: Inputs) -> Inputs:
         return dict(zip(names, servable.run(inputs), strict=True))
 
     try:
         return compare(answer, native.answer, native.rows, tolerance)
+    except ModelsError as error:
+        raise ConversionRefused(str(error)) from error
     finally:
         servable.close()
 

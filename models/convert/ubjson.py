@@ -5,7 +5,6 @@ Format: ubjson.org, draft 12; big-endian, arrays of one type with ``$`` and ``#`
 
 from __future__ import annotations
 
-import struct
 from typing import Any, Final
 
 import numpy as np
@@ -54,7 +53,7 @@ class _Reader:
 
     def _number(self, kind: bytes) -> int | float:
         dtype = np.dtype(_NUMBERS[kind])
-        (value,) = struct.unpack(f">{dtype.char}", self.take(dtype.itemsize))
+        value = np.frombuffer(self.take(dtype.itemsize), dtype)[0]
         return int(value) if dtype.kind in "iu" else float(value)
 
     def _count(self) -> int:

@@ -64,8 +64,7 @@ def convert_file(data: bytes, sample: Sample | None) -> Candidate:
 
 
 def convert_object(model: Any, sample: Sample | None) -> Candidate:
-    """Return what an unpickled Booster, XGBClassifier, XGBRegressor or XGBRanker can be served as.
-    """
+    """Return what an unpickled Booster, XGBClassifier, Regressor or Ranker can be served as."""
     if not hasattr(model, "get_booster"):
         if not hasattr(model, "save_raw"):
             raise ConversionRefused(f"XGBoost: a {type(model).__name__} is no model")

@@ -47,8 +47,7 @@ class XgboostModel:
 
 
 def parse_model(data: bytes) -> XgboostModel:
-    """Read a whole model, JSON or UBJSON, or raise ConversionRefused saying what is wrong with it.
-    """
+    """Read a whole model, JSON or UBJSON, or raise ConversionRefused with what is wrong."""
     try:
         # A key follows the brace: in JSON a quoted one, in UBJSON one with its length.
         is_text = data[1:].lstrip()[:1] in (b'"', b"")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Final, Protocol, TypeAlias
 
 import numpy as np
@@ -41,7 +42,7 @@ class Engine(Protocol):
         ...
 
 
-EngineFactory: TypeAlias = Callable[[bytes, JsonObject, int], Engine]
+EngineFactory: TypeAlias = Callable[[Path, JsonObject, int], Engine]
 _ENGINES: Final[Mapping[str, tuple[EngineFactory, np.dtype[np.floating]]]] = {
     "lightgbm": (LightgbmEngine, LIGHTGBM_DTYPE),
     "xgboost": (XgboostEngine, XGBOOST_DTYPE),
@@ -56,12 +57,7 @@ class NativeLoader:
     def load(self, spec: LoadSpec) -> NativeServable:
         """Open and warm up a version, or raise LoadFailed."""
         path = spec.objects_dir / digest_hex(spec.manifest.graph)
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            raise LoadFailed("its model object is not in the store") from None
-        servable = open_native(data, spec.manifest.runtime, spec.inspection.signature)
-        del data
+        servable = open_native(path, spec.manifest.runtime, spec.inspection.signature)
         try:
             first_inputs(servable.run, servable.signature)
         except ModelsError as error:
@@ -71,15 +67,17 @@ class NativeLoader:
         return servable
 
 
-def open_native(data: bytes, runtime: JsonObject, signature: Signature) -> NativeServable:
+def open_native(path: Path, runtime: JsonObject, signature: Signature) -> NativeServable:
     """Return the servable of a model file, or raise LoadFailed."""
+    if not path.is_file():
+        raise LoadFailed("its model object is not in the store")
     library = _library(runtime)
     factory, dtype = _ENGINES[library]
     inputs = NativeInputs(signature, dtype, takes_text=library == "catboost")
     names = tuple(spec.name for spec in signature.outputs)
     if names not in _OUTPUTS:
         raise LoadFailed(f"signature.outputs {shown(names)} must be one of {_OUTPUTS}")
-    return NativeServable(factory(data, runtime, inputs.features), inputs, signature)
+    return NativeServable(factory(path, runtime, inputs.features), inputs, signature)
 
 
 def prepare(runtime: JsonObject) -> None:

@@ -6,6 +6,7 @@ Importing it costs a worker about 90 MB, once, at the first such model.
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -22,17 +23,20 @@ PREDICTION_TYPES: Final = ("RawFormulaVal", "Exponent", "Probability", "RMSEWith
 class CatboostEngine:
     """One model. ``predict`` may be called from any thread."""
 
-    def __init__(self, data: bytes, runtime: JsonObject, features: int) -> None:
-        if not data.startswith(b"CBM1"):
-            raise LoadFailed("its model file is not a CatBoost binary model")
+    def __init__(self, path: Path, runtime: JsonObject, features: int) -> None:
+        with path.open("rb") as file:
+            if file.read(4) != b"CBM1":
+                raise LoadFailed("its model file is not a CatBoost binary model")
         catboost = catboost_module()
         self._kind = runtime.get("prediction_type")
         if self._kind not in PREDICTION_TYPES:
-            raise LoadFailed(f"runtime.prediction_type must be one of {', '.join(PREDICTION_TYPES)}")
+            known = ", ".join(PREDICTION_TYPES)
+            raise LoadFailed(f"runtime.prediction_type must be one of {known}")
         self._errors: tuple[type[Exception], ...] = (catboost.CatBoostError, ValueError, TypeError)
         self._model: Any = catboost.CatBoost()
         try:
-            self._model.load_model(blob=data)
+            # From the file: from memory, one that is cut off near its end is read past that end.
+            self._model.load_model(str(path), format="cbm")
         except self._errors as error:
             raise LoadFailed(f"CatBoost refuses the model: {_text(error)}") from None
         own = len(self._model.feature_names_)

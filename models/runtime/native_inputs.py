@@ -60,8 +60,9 @@ class NativeInputs:
 
     def _check(self, spec: TensorSpec, *, takes_text: bool) -> None:
         is_matrix = len(self._specs) == 1 and spec.datatype in _NUMBERS
-        width_fits = len(spec.shape) == 2 and (spec.shape[1] == 1 or (is_matrix and spec.shape[1] > 0))
-        if not width_fits or spec.shape[0] not in (-1, 1):
+        rows, *widths = spec.shape or (0,)
+        fits = widths == [1] or (is_matrix and len(widths) == 1 and widths[0] > 0)
+        if not fits or rows not in (-1, 1):
             raise LoadFailed(
                 f"signature.inputs: {shown(spec.name)} has shape {list(spec.shape)}, "
                 "a native model takes one matrix or columns [-1, 1]"

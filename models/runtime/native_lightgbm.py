@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int64, c_void_p
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -26,8 +27,9 @@ _HEADS: Final = (b"tree\n", b"tree\r\n")
 class LightgbmEngine:
     """One booster. ``predict`` may be called from any thread."""
 
-    def __init__(self, data: bytes, runtime: JsonObject, features: int) -> None:
+    def __init__(self, path: Path, runtime: JsonObject, features: int) -> None:
         del runtime
+        data = path.read_bytes()
         if not data.startswith(_HEADS):
             raise LoadFailed("its model file is not a LightGBM text model")
         self._library = lightgbm_library()
@@ -43,9 +45,7 @@ class LightgbmEngine:
             self._width = self._count(self._library.LGBM_BoosterGetNumClasses)
             own = self._count(self._library.LGBM_BoosterGetNumFeature)
             if own != features:
-                raise LoadFailed(
-                    f"the signature has {features} features, the LightGBM model {own}"
-                )
+                raise LoadFailed(f"the signature has {features} features, the LightGBM model {own}")
             self._load(
                 self._library.LGBM_BoosterPredictForMatSingleRowFastInit(
                     self._handle, _NORMAL, 0, _ALL, _FLOAT64, features, c_char_p(_PARAMETERS),
@@ -77,10 +77,10 @@ class LightgbmEngine:
 
     def close(self) -> None:
         """Free the booster; a second call does nothing."""
-        if self._fast:
+        if self._fast.value:
             self._library.LGBM_FastConfigFree(self._fast)
             self._fast = c_void_p()
-        if self._handle:
+        if self._handle.value:
             self._library.LGBM_BoosterFree(self._handle)
             self._handle = c_void_p()
 

@@ -7,6 +7,7 @@ import json
 import math
 import re
 from ctypes import POINTER, byref, c_char_p, c_float, c_uint64, c_void_p
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -23,7 +24,8 @@ _PLACE: Final = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
 class XgboostEngine:
     """One booster. ``predict`` may be called from any thread."""
 
-    def __init__(self, data: bytes, runtime: JsonObject, features: int) -> None:
+    def __init__(self, path: Path, runtime: JsonObject, features: int) -> None:
+        data = path.read_bytes()
         # Nothing but JSON and UBJSON: the older binary form is not checked by its reader.
         if not data.startswith(b"{"):
             raise LoadFailed("its model file is neither XGBoost JSON nor UBJSON")
@@ -71,7 +73,7 @@ class XgboostEngine:
 
     def close(self) -> None:
         """Free the booster; a second call does nothing."""
-        if self._handle:
+        if self._handle.value:
             self._library.XGBoosterFree(self._handle)
             self._handle = c_void_p()
 
@@ -95,7 +97,8 @@ def xgboost_library() -> ctypes.CDLL:
 def _array_interface(table: Array) -> bytes:
     # Numpy's array interface, version 3: what the library reads instead of a copy.
     rows, features = table.shape
-    return (
-        b'{"data":[%d,true],"shape":[%d,%d],"typestr":"<f4","version":3,"strides":null}'
-        % (table.ctypes.data, rows, features)
+    return b'{"data":[%d,true],"shape":[%d,%d],"typestr":"<f4","version":3,"strides":null}' % (
+        table.ctypes.data,
+        rows,
+        features,
     )

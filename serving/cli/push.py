@@ -25,6 +25,7 @@ from serving.cli.output import (
 from serving.cli.values import alias_name, real
 
 if TYPE_CHECKING:
+    from models.convert import ConvertOptions
     from models.package import Package
     from registry.manifest import JsonObject
     from serving.client.api import AdminClient
@@ -36,6 +37,12 @@ def _format_name(text: str) -> str:
 
     if text not in FORMATS:
         raise typer.BadParameter(f"{shown(text)} is not one of {', '.join(FORMATS)}")
+    return text
+
+
+def _runtime_name(text: str) -> str:
+    if text not in ("auto", "onnx", "native"):
+        raise typer.BadParameter(f"{shown(text)} is not one of auto, onnx, native")
     return text
 
 
@@ -55,8 +62,15 @@ def push(
     format_name: Annotated[
         str,
         typer.Option(
-            "--format", metavar="FORMAT", help="auto, onnx, lightgbm or sklearn.",
-            parser=_format_name,
+            "--format", metavar="FORMAT", parser=_format_name,
+            help="auto, onnx, lightgbm, xgboost, catboost or sklearn.",
+        ),
+    ] = "auto",
+    runtime: Annotated[
+        str,
+        typer.Option(
+            "--runtime", metavar="RUNTIME", parser=_runtime_name,
+            help="onnx, native (the library itself), or auto: onnx if it answers the same.",
         ),
     ] = "auto",
     sample: Annotated[
@@ -93,13 +107,17 @@ def push(
     admin_url: AdminUrl = ADMIN_URL_DEFAULT,
 ) -> None:  # fmt: skip
     """Convert a model, check it against its own library, and send it to the server."""
+    from models.convert import ConvertOptions
+
     metadata = _metadata(meta or ())
     _check_file(path)
     stage = _Stage()
     with INTERRUPT.told(lambda: f"stopped, {stage.done}"), admin_client(admin_url) as client:
         # Before a conversion of minutes, and with a clear reason if it would be in vain.
         client.check_push()
-        package = _convert(name, path, format_name, sample, tolerance, metadata)
+        package = _convert(name, path, ConvertOptions(
+            format=format_name, sample=sample, tolerance=tolerance, meta=metadata, runtime=runtime,
+        ))  # fmt: skip
         result = _send(client, package, reason, stage)
         if not as_json:
             _print_result(package, result)
@@ -130,17 +148,9 @@ def _check_file(path: Path) -> None:
     detect_format(path)
 
 
-def _convert(
-    name: str,
-    path: Path,
-    format_name: str,
-    sample: Path | None,
-    tolerance: float,
-    metadata: JsonObject,
-) -> Package:
-    from models.convert import ConvertOptions, convert
+def _convert(name: str, path: Path, options: ConvertOptions) -> Package:
+    from models.convert import convert
 
-    options = ConvertOptions(format=format_name, sample=sample, tolerance=tolerance, meta=metadata)
     with working(f"converting {path.name}"):
         package = convert(name, path, options, before_pickle=lambda: _warn_of_pickle(path))
     # Minutes in libraries that may have swallowed it.
@@ -182,6 +192,8 @@ def _print_result(package: Package, result: PushResult) -> None:
           f"{size_text(result.bytes_sent)} sent, "
           f"{size_text(result.bytes_saved)} were there already")  # fmt: skip
     parity = package.manifest.parity
+    if parity and parity.get("reason"):
+        print(parity["reason"])
     if parity:
         print(f"parity with the native library: largest difference "
               f"{_difference(parity)} on {count_text(parity.get('rows', '?'), 'row')}")  # fmt: skip
