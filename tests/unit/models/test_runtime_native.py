@@ -126,7 +126,7 @@ class TestEachLibrary:
         signature = package.manifest.signature
         signature["inputs"][0]["shape"] = [-1, 2]
         signature["inputs"][0].pop("columns", None)
-        with pytest.raises(LoadFailed, match="the signature has 2 features, the .* model 3"):
+        with pytest.raises(LoadFailed, match=r"the signature has 2 features, the .* model 3"):
             load(shelf, package)
 
     def test_a_release_that_answers_otherwise_is_refused(self, shelf, version, library) -> None:
