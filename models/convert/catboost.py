@@ -93,12 +93,7 @@ def convert_object(model: Any, sample: Sample | None) -> Candidate:
         if forest is None:
             raise ConversionRefused(reason)
         graph = Graph()
-        matrix = "input"
-        if precision == "float64":
-            matrix = graph.add("Cast", matrix, to=onnx.TensorProto.DOUBLE)
-        raw = graph.fresh("raw")
-        graph.nodes.append(ensemble_node(forest, precision, matrix, raw))
-        _add_outputs(graph, source, raw)
+        _add_trees(graph, source, forest, "input", precision)
         return graph.model(signature)
 
     answer = _native(source, signature)
@@ -110,6 +105,30 @@ def convert_object(model: Any, sample: Sample | None) -> Candidate:
     }  # fmt: skip
     side = NativeSide(NativeModel(_blob(model), runtime, signature), rows, answer)
     return Candidate(signature, build, answer, rows, "catboost", libraries, side)
+
+
+def add_model(
+    graph: Graph, model: Any, matrix: str, precision: Precision, signature: Signature
+) -> None:
+    """Add a CatBoost estimator that ends a pipeline; ``matrix`` is what the steps before give."""
+    source = _source(model)
+    forest, reason = _forest(source)
+    if forest is None:
+        raise ConversionRefused(f"CatBoost: {reason}")
+    if {spec.name for spec in signature.outputs} != {spec.name for spec in _outputs(source)}:
+        raise ConversionRefused(f"CatBoost: {type(model).__name__} at the end of a pipeline")
+    matrix = graph.add("Cast", matrix, to=onnx.TensorProto.FLOAT)  # as CatBoost reads it
+    _add_trees(graph, source, forest, matrix, precision)
+
+
+def _add_trees(
+    graph: Graph, source: _Source, forest: Forest, matrix: str, precision: Precision
+) -> None:
+    if precision == "float64":
+        matrix = graph.add("Cast", matrix, to=onnx.TensorProto.DOUBLE)
+    raw = graph.fresh("raw")
+    graph.nodes.append(ensemble_node(forest, precision, matrix, raw))
+    _add_outputs(graph, source, raw)
 
 
 def _source(model: Any) -> _Source:

@@ -60,7 +60,7 @@ class _Source:
 def convert_file(data: bytes, sample: Sample | None) -> Candidate:
     """Return what an XGBoost model file, JSON or UBJSON, can be served as."""
     parse_model(data)  # first: the library's own reader can crash on a damaged file
-    return _candidate(_booster(data), None, None, sample)
+    return _candidate(_source(_booster(data), None, None, None), sample)
 
 
 def convert_object(model: Any, sample: Sample | None) -> Candidate:
@@ -68,7 +68,12 @@ def convert_object(model: Any, sample: Sample | None) -> Candidate:
     if not hasattr(model, "get_booster"):
         if not hasattr(model, "save_raw"):
             raise ConversionRefused(f"XGBoost: a {type(model).__name__} is no model")
-        return _candidate(model, None, None, sample)
+        return _candidate(_source(model, None, None, None), sample)
+    return _candidate(_source_of(model), sample)
+
+
+def _source_of(model: Any) -> _Source:
+    """Return an estimator of XGBoost's scikit-learn interface as a source."""
     if callable(getattr(model, "objective", None)):
         raise ConversionRefused(_unknown_objective("a Python function"))
     from sklearn.exceptions import NotFittedError
@@ -78,7 +83,24 @@ def convert_object(model: Any, sample: Sample | None) -> Candidate:
     except NotFittedError as error:
         raise ConversionRefused(f"XGBoost: {type(model).__name__} is not fitted") from error
     classes = getattr(model, "classes_", None)
-    return _candidate(booster, classes, getattr(model, "missing", None), sample, wrapper=model)
+    return _source(booster, classes, getattr(model, "missing", None), model)
+
+
+def add_model(
+    graph: Graph, model: Any, matrix: str, precision: Precision, signature: Signature
+) -> None:
+    """Add an XGBoost estimator that ends a pipeline; ``matrix`` is what the steps before give."""
+    source = _source_of(model)
+    parsed = source.parsed
+    if any(parsed.categories) or parsed.forest is None or parsed.targets > 1:
+        raise ConversionRefused(
+            "XGBoost: categories and several targets inside a pipeline are not supported"
+        )
+    named = {spec.name for spec in signature.outputs}
+    if named != {spec.name for spec in _outputs(source)}:
+        raise ConversionRefused(f"XGBoost: {type(model).__name__} at the end of a pipeline")
+    matrix = graph.add("Cast", matrix, to=onnx.TensorProto.FLOAT)  # as XGBoost reads it
+    _add_outputs(graph, source, _add_ensemble(graph, source, parsed.forest, matrix, precision))
 
 
 def _booster(data: bytes) -> Any:
@@ -98,10 +120,7 @@ def _first_line(error: Exception) -> str:
     return rest if mark and line.startswith("[") else line
 
 
-def _candidate(
-    booster: Any, classes: Any, missing: float | None, sample: Sample | None, wrapper: Any = None
-) -> Candidate:
-    source = _source(booster, classes, missing, wrapper)
+def _candidate(source: _Source, sample: Sample | None) -> Candidate:
     parsed = source.parsed
     signature = Signature(_inputs(parsed), _outputs(source))
 

@@ -139,6 +139,25 @@ def test_categories_are_served_by_the_library(serve, rng, tmp_path: Path):
         convert("m", path, ConvertOptions(runtime="onnx"))
 
 
+def test_at_the_end_of_a_pipeline(serve, rng):
+    """Steps of scikit-learn before the trees are one graph with them."""
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    x, y = table(rng)
+    x = x.astype(np.float64)  # what the steps compute in, when served and in the proof
+    for final, target in (
+        (catboost.CatBoostRegressor(**FAST), y),
+        (catboost.CatBoostClassifier(**FAST), (y > 0).astype(int)),
+    ):
+        model = make_pipeline(StandardScaler(), final).fit(x, target)
+        got = serve(model)({"input": x.astype(np.float32)})
+        if "prediction" in got:
+            assert worst(got["prediction"], model.predict(x)) <= TOLERANCE
+        else:
+            assert worst(got["probabilities"], model.predict_proba(x)) <= TOLERANCE
+
+
 def test_uncertainty_is_served_by_the_library(serve, rng):
     """A loss with two numbers a row has no graph, and is served natively."""
     x, y = table(rng)

@@ -265,6 +265,21 @@ def test_trees_that_go_in_circles_are_refused(rng, tmp_path: Path):
         convert("m", path)
 
 
+@pytest.mark.parametrize("classes", [2, 3])
+def test_at_the_end_of_a_pipeline(serve, rng, classes):
+    """Steps of scikit-learn before the trees are one graph with them."""
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    x, y = table(rng)
+    x = x.astype(np.float64)  # what the steps compute in, when served and in the proof
+    target = np.digitize(y, np.quantile(y, np.linspace(0, 1, classes + 1)[1:-1]))
+    model = make_pipeline(StandardScaler(), xgb.XGBClassifier(**FAST)).fit(x, target)
+    got = serve(model)({"input": x.astype(np.float32)})
+    assert worst(got["probabilities"], model.predict_proba(x)) <= TOLERANCE
+    assert (got["label"] == model.predict(x)).all()
+
+
 def test_several_targets(serve, rng):
     """Trees for several targets are a graph; leaves with several numbers are served natively."""
     x, y = table(rng)
