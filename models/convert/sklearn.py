@@ -110,6 +110,8 @@ def _column_spec(column: Column, sample: Sample | None) -> TensorSpec:
 
 def _outputs(estimator: Any) -> tuple[TensorSpec, ...]:
     classes = getattr(estimator, "classes_", None)
+    if classes is not None and not len(classes):  # what a regressor of CatBoost has
+        classes = None
     if isinstance(classes, list):
         raise ConversionRefused(
             f"{type(final_estimator(estimator)).__name__}: several outputs of classes at once are "
