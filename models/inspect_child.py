@@ -55,13 +55,13 @@ def _inspect(request: dict[str, Any]) -> JsonObject:
         parse_graph,
         reason_not_to_batch,
     )
+    from models.runtime.loader import runtime_name
 
     manifest = parse_manifest(request["manifest"])
-    graph = Path(request["objects_dir"]) / digest_hex(manifest.graph)
-    from models.runtime import onnx as runtime
-
-    if manifest.runtime["name"] != runtime.RUNTIME_NAME:
-        raise LoadFailed(f"runtime {manifest.runtime['name']!r} is not known here")
+    objects_dir = Path(request["objects_dir"])
+    if runtime_name(manifest.runtime["name"]) == "native":
+        return _inspect_native(request, manifest)
+    graph = objects_dir / digest_hex(manifest.graph)
     _limit_memory(int(request["memory_bytes"]) + _mapped_bytes(manifest))
     try:
         model = parse_graph(graph.read_bytes())
@@ -71,6 +71,15 @@ def _inspect(request: dict[str, Any]) -> JsonObject:
     reason, branches = reason_not_to_batch(model), has_control_flow(model)
     del model
     return _measure(request, manifest, graph, reason, branches)
+
+
+def _inspect_native(request: dict[str, Any], manifest: Manifest) -> Json:
+    from models.native_child import inspect_native
+    from models.runtime.native import prepare
+
+    prepare(manifest.runtime)  # the library's own memory is not the version's
+    _limit_memory(int(request["memory_bytes"]))
+    return inspect_native(manifest, Path(request["objects_dir"]))
 
 
 def _measure(

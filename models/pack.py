@@ -119,6 +119,8 @@ class VersionInspector:
             return Limits(most, max(1.0, deadline - time.monotonic()), self._threads)
 
         plain = inspect_version(manifest, self._objects_dir, limits(), self._cancelled)
+        if manifest.runtime["name"] != "onnx":
+            return _Found(replace(plain, mode="private", mode_reason="computed by its own library"))
         if choice := reason_not_to_pack(manifest.weight_bytes, plain.private_bytes):
             return _Found(replace(plain, mode=choice.mode, mode_reason=choice.text))
         is_compact = is_in_graph(manifest.weight_bytes)

@@ -29,12 +29,21 @@ Inputs: TypeAlias = dict[str, Array]
 Answer: TypeAlias = Callable[[Inputs], Mapping[str, Array]]
 
 
+class ParityRefused(ConversionRefused):
+    """The converted model is too far from the native one; ``parity`` has the figures."""
+
+    def __init__(self, message: str, parity: Parity) -> None:
+        super().__init__(message)
+        self.parity = parity
+
+
 @dataclass(frozen=True, slots=True)
 class Parity:
     """How far the graph is from the native model.
 
     ``max_difference`` and ``p999_difference`` are relative to ``max(1, |native|)``.
-    ``worst``: where the largest difference is, in words.
+    ``worst``: where the largest difference is, in words. ``rows_differing``: rows with a number
+    or a label beyond the tolerance.
     """
 
     rows: int
@@ -45,6 +54,7 @@ class Parity:
     tolerance: float
     worst: str
     golden: tuple[JsonObject, ...]
+    rows_differing: int = 0
 
     @property
     def is_within(self) -> bool:
@@ -55,11 +65,12 @@ class Parity:
         """Raise ConversionRefused with the figures unless the conversion is within tolerance."""
         if self.is_within:
             return
-        raise ConversionRefused(
+        raise ParityRefused(
             f"the converted model differs from the native one: largest difference "
             f"{self.max_difference:.3g} ({self.worst}), 99.9 % are below "
             f"{self.p999_difference:.3g}, the tolerance is {self.tolerance:g}; "
-            f"{self.label_disagreements} of {self.rows} labels differ"
+            f"{self.label_disagreements} of {self.rows} labels differ",
+            self,
         )
 
     def to_json(self) -> JsonObject:
@@ -121,6 +132,7 @@ def compare(
     ours = graph(inputs)
     worst = ""
     differences: list[NDArray[np.float64]] = []
+    is_off = np.zeros(rows, dtype=np.bool_)
     for name, expected in theirs.items():
         got = np.asarray(ours[name])
         if got.shape != expected.shape:
@@ -134,8 +146,9 @@ def compare(
             at = np.unravel_index(int(difference.argmax()), difference.shape)
             worst = f"output {name!r}, row {at[0]}: {got[at]:.9g} against {expected[at]:.9g}"
         differences.append(difference.ravel())
+        is_off |= (difference > tolerance).reshape(rows, -1).any(axis=1)
     every = np.concatenate(differences) if differences else np.zeros(1)
-    disagreements, ties = _labels(ours, theirs, tolerance)
+    disagreements, ties = _labels(ours, theirs, tolerance, is_off)
     return Parity(
         rows=rows,
         max_difference=float(every.max(initial=0.0)),
@@ -145,13 +158,20 @@ def compare(
         tolerance=tolerance,
         worst=worst,
         golden=_golden(inputs, theirs, rows),
+        rows_differing=int(is_off.sum()),
     )
 
 
 def _labels(
-    ours: Mapping[str, Array], theirs: Mapping[str, Array], tolerance: float
+    ours: Mapping[str, Array],
+    theirs: Mapping[str, Array],
+    tolerance: float,
+    is_off: NDArray[np.bool_],
 ) -> tuple[int, int]:
-    """Return how many labels differ, and how many of the rows were ties (not counted)."""
+    """Return how many labels differ, and how many of the rows were ties (not counted).
+
+    Rows with such labels are marked in ``is_off``.
+    """
     total = ties = 0
     is_tie: NDArray[np.bool_] | None = None
     for expected in theirs.values():
@@ -166,6 +186,7 @@ def _labels(
             ties += int((differs & is_tie).sum())
             differs = differs & ~is_tie
         total += int(differs.sum())
+        is_off |= differs.reshape(len(is_off), -1).any(axis=1)
     return total, ties
 
 
@@ -210,7 +231,7 @@ def edge_values(
     """
     with np.errstate(over="ignore"):
         cast = thresholds.astype(dtype)
-    around = [cast, np.nextafter(cast, dtype(-np.inf)), np.nextafter(cast, dtype(np.inf))]
+        around = [cast, np.nextafter(cast, dtype(-np.inf)), np.nextafter(cast, dtype(np.inf))]
     special = [0.0, -0.0, 1e-30, -1e-30, 1e-35, -1e-35, 1e30, -1e30]
     values = np.concatenate([*around, np.array(special, dtype=dtype)])
     if not is_infinity_allowed:

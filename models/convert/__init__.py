@@ -6,11 +6,12 @@ Frameworks are imported only when a file needs them, so the base install imports
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.util
 import io
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,6 +25,7 @@ from registry.manifest import JsonObject
 if TYPE_CHECKING:
     import onnx
 
+    from models.convert.choice import Candidate
     from models.convert.graph import Conversion
     from models.convert.loss import Request
     from models.convert.onnx_file import About
@@ -36,12 +38,16 @@ _MAX_TEXT_BYTES: Final = 2**31 - 1
 _HARMLESS_SUFFIXES: Final = frozenset(
     {".csv", ".json", ".npy", ".npz", ".onnx", ".parquet", ".pb", ".txt"}
 )
+_BOOSTERS: Final = ("lightgbm", "xgboost", "catboost")
 _SKLEARN: Final = ("sklearn", "imblearn")
 _EXTRAS: Final = {
     "lightgbm": ("lightgbm", "lightgbm"),
+    "xgboost": ("xgboost", "xgboost"),
+    "catboost": ("catboost", "catboost"),
     "sklearn": ("sklearn", "sklearn"),
     "skl2onnx": ("skl2onnx", "sklearn"),
     "pandas": ("pandas", "sklearn"),
+    "joblib": ("joblib", "sklearn"),
 }
 
 
@@ -50,9 +56,11 @@ class ConvertOptions:
     """How to convert.
 
     ``format``: one of FORMATS; "auto" looks at the file. ``sample``: rows for the parity check.
+    ``runtime``: "onnx" or "native", or "auto" for the first of them that answers as the library.
     ``tolerance``: largest allowed ``|difference| / max(1, |native|)``; None is DEFAULT_TOLERANCE,
-    and with ``quantize`` what that mode may lose. ``quantize``: a mode of models.convert.quantize;
-    the smaller weights are written into ``folder``, which must stay until they have been sent.
+    and with ``quantize`` what that mode may lose. ``quantize``: a mode of models.convert.quantize,
+    which leaves no runtime but "onnx"; the smaller weights are written into ``folder``, which must
+    stay until they have been sent.
     """
 
     format: str = "auto"
@@ -61,6 +69,7 @@ class ConvertOptions:
     meta: JsonObject = field(default_factory=dict)
     quantize: str | None = None
     folder: Path | None = None
+    runtime: str = "auto"
 
 
 def convert(
@@ -76,6 +85,8 @@ def convert(
     before that. Never call this in a server. Raises ConversionRefused. Nothing is written anywhere
     but into ``options.folder``.
     """
+    import onnx
+
     from models.convert.onnx_file import About
 
     options = options or ConvertOptions()
@@ -85,30 +96,34 @@ def convert(
     is_compared = found != "onnx" or request is not None
     sample = read_sample(options.sample) if options.sample is not None and is_compared else None
     if found == "onnx":
+        if options.runtime == "native":
+            raise ConversionRefused(f"{shown(path.name)}: an ONNX file has no runtime but onnx")
         about = About(source={"file": path.name}, meta=options.meta)
         return _package(name, path, about, request, sample)
     tolerance = options.tolerance
     if tolerance is None or request is not None:
         tolerance = DEFAULT_TOLERANCE
-    if found == "lightgbm":
-        conversion = _convert_text(path, sample, tolerance)
-    else:
-        _need("sklearn")
+    if request is not None:  # smaller weights are weights of a graph
+        options = replace(options, runtime="onnx")
+    if found == "pickle":
+        _need("joblib")
         if before_pickle is not None:
             before_pickle()
-        model = _unpickle(path)
-        conversion = _convert_object(path, model, options.format, sample, tolerance)
-    about = About(
-        signature=conversion.signature,
-        parity=_record(conversion, sample),
-        source={
-            "framework": conversion.framework,
-            "libraries": conversion.libraries,
-            "file": path.name,
-            "file_digest": _digest(path),
-        },
-        meta=options.meta,
-    )
+        conversion = _convert_object(path, _unpickle(path), options, sample, tolerance)
+    else:
+        conversion = _choose(_read_file(path, found, sample), options.runtime, tolerance)
+    source: JsonObject = {
+        "framework": conversion.framework,
+        "libraries": conversion.libraries,
+        "file": path.name,
+        "file_digest": _digest(path),
+    }
+    parity = _record(conversion, sample)
+    if not isinstance(conversion.model, onnx.ModelProto):
+        from models.convert.choice import package_native
+
+        return package_native(name, conversion.model, parity, source, options.meta)
+    about = About(signature=conversion.signature, parity=parity, source=source, meta=options.meta)
     return _package(name, conversion.model, about, request, sample)
 
 
@@ -123,6 +138,8 @@ def _smaller(options: ConvertOptions) -> Request | None:
         raise ConversionRefused(
             f"quantize {shown(options.quantize)}: use one of {', '.join(MODES)}"
         )
+    if options.runtime == "native":
+        raise ConversionRefused(f"quantize {mode}: a native model has no graph to make smaller")
     if options.folder is None:
         raise ConversionRefused(f"quantize {mode}: there is no folder to write the weights into")
     return Request(mode, options.folder, options.tolerance)
@@ -148,19 +165,41 @@ def _package(
     return package_smaller(name, model, request, sample, about)
 
 
+def _choose(candidate: Candidate, runtime: str, tolerance: float) -> Conversion:
+    from models.convert.choice import choose
+
+    return choose(candidate, runtime, tolerance)
+
+
+def _read_file(path: Path, found: str, sample: Sample | None) -> Candidate:
+    """Return what a library's own model file can be served as."""
+    _need(found)
+    if found == "lightgbm":
+        return _read_text(path, sample)
+    if found == "catboost":
+        from models.convert.catboost import convert_file as convert_catboost
+
+        return convert_catboost(path, sample)
+    from models.convert.xgboost import convert_file as convert_xgboost
+
+    return convert_xgboost(path.read_bytes(), sample)
+
+
 def _format(path: Path, wanted: str) -> str:
     if wanted not in FORMATS:
         raise ConversionRefused(
             f"format {shown(wanted)} is not supported: use one of {', '.join(FORMATS)}"
         )
     found = detect_format(path)
-    fits = {"onnx": ("onnx",), "lightgbm": ("lightgbm", "pickle"), "sklearn": ("pickle",)}
+    fits = {"onnx": ("onnx",), "sklearn": ("pickle",)} | {
+        family: (family, "pickle") for family in _BOOSTERS
+    }
     if wanted != "auto" and found not in fits[wanted]:
         raise ConversionRefused(f"{shown(path.name)} is {found}, not {wanted}: use --format auto")
     if found == "pickle" and wanted == "auto" and path.suffix.lower() in _HARMLESS_SUFFIXES:
         raise ConversionRefused(
             f"{shown(path.name)} is a Python pickle although its name says otherwise; opening one "
-            "runs code that it brings along: if you trust it, use --format sklearn or lightgbm"
+            "runs code that it brings along: if you trust it, use --format with the library's name"
         )
     return found
 
@@ -169,12 +208,12 @@ def _record(conversion: Conversion, sample: Sample | None) -> JsonObject:
     record = conversion.parity.to_json()
     record["precision"] = conversion.precision
     record["sample"] = sample.file if sample is not None else None
+    record.update(conversion.why_native)
     record["libraries"] = conversion.libraries
     return record
 
 
-def _convert_text(path: Path, sample: Sample | None, tolerance: float) -> Conversion:
-    _need("lightgbm")
+def _read_text(path: Path, sample: Sample | None) -> Candidate:
     from models.convert.lightgbm import convert_text
 
     if path.stat().st_size > _MAX_TEXT_BYTES:
@@ -183,40 +222,41 @@ def _convert_text(path: Path, sample: Sample | None, tolerance: float) -> Conver
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ConversionRefused(f"{shown(path.name)} is damaged: it is not UTF-8 text") from error
-    return convert_text(text, sample, tolerance)
+    return convert_text(text, sample)
 
 
 def _convert_object(
-    path: Path, model: Any, wanted: str, sample: Sample | None, tolerance: float
+    path: Path, model: Any, options: ConvertOptions, sample: Sample | None, tolerance: float
 ) -> Conversion:
     module = type(model).__module__.partition(".")[0]
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
-    families = {"lightgbm": ("lightgbm",), "sklearn": _SKLEARN}
-    others = {"lightgbm", *_SKLEARN} - set(families.get(wanted, ("lightgbm", *_SKLEARN)))
-    if module in others:
+    family = "sklearn" if module in _SKLEARN else module
+    if family not in (*_BOOSTERS, "sklearn"):
         raise ConversionRefused(
-            f"{shown(path.name)} holds a {shown(kind)}, which is not {wanted}: use --format auto"
+            f"{shown(path.name)} holds a {shown(kind)}: only LightGBM, XGBoost, CatBoost and "
+            "scikit-learn models can be pushed from a pickle"
         )
-    if module == "lightgbm":
-        _need("lightgbm")
-        from models.convert.lightgbm import convert_object
+    if options.format not in ("auto", family):
+        raise ConversionRefused(
+            f"{shown(path.name)} holds a {shown(kind)}, which is not {options.format}: "
+            "use --format auto"
+        )
+    if family != "sklearn":
+        _need(family)
+        converter = importlib.import_module(f"models.convert.{family}")
+        candidate: Candidate = converter.convert_object(model, sample)
+        return _choose(candidate, options.runtime, tolerance)
+    if options.runtime == "native":
+        raise ConversionRefused("--runtime native: scikit-learn has no format but pickle")
+    _need("skl2onnx")
+    _need("pandas")
+    from models.convert.sklearn import convert_estimator
 
-        return convert_object(model, sample, tolerance)
-    if module in _SKLEARN:
-        _need("skl2onnx")
-        _need("pandas")
-        from models.convert.sklearn import convert_estimator
-
-        return convert_estimator(model, sample, tolerance)
-    raise ConversionRefused(
-        f"{shown(path.name)} holds a {shown(kind)}: only LightGBM and scikit-learn models can be "
-        "pushed from a pickle"
-    )
+    return convert_estimator(model, sample, tolerance)
 
 
 def _unpickle(path: Path) -> Any:
     import joblib
-    from sklearn.exceptions import InconsistentVersionWarning
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -235,11 +275,13 @@ def _unpickle(path: Path) -> Any:
                 f"{shown(path.name)} cannot be unpickled, it may be damaged or truncated: {reason}"
             ) from error
     for warning in caught:
-        if isinstance(warning.message, InconsistentVersionWarning):
+        # By name: scikit-learn is not needed for a pickle that holds none of it.
+        if type(warning.message).__name__ == "InconsistentVersionWarning":
+            versions: Any = warning.message
             raise ConversionRefused(
                 f"{shown(path.name)} was saved with scikit-learn "
-                f"{warning.message.original_sklearn_version}, here is "
-                f"{warning.message.current_sklearn_version}: answers may differ; push from an "
+                f"{versions.original_sklearn_version}, here is "
+                f"{versions.current_sklearn_version}: answers may differ; push from an "
                 "environment with that version, or save the model again"
             )
     return model

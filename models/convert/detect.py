@@ -10,26 +10,21 @@ from typing import Final, Literal, TypeAlias
 from models.errors import ConversionRefused
 from registry.ident import shown
 
-Format: TypeAlias = Literal["onnx", "lightgbm", "pickle"]
-FORMATS: Final = ("auto", "onnx", "lightgbm", "sklearn")
+Format: TypeAlias = Literal["onnx", "lightgbm", "xgboost", "catboost", "pickle"]
+FORMATS: Final = ("auto", "onnx", "lightgbm", "xgboost", "catboost", "sklearn")
 
 # What a refusal says can be pushed instead.
 PUSHABLE: Final = (
-    "push ONNX, a LightGBM text model, or a pickle or joblib file of a LightGBM or scikit-learn "
-    "model"
+    "push ONNX, a LightGBM text model, XGBoost JSON or UBJSON, a CatBoost .cbm, or a pickle or "
+    "joblib file of a model of these libraries or scikit-learn"
 )
 _HEAD_BYTES: Final = 4096
 _TEXT_CONTROLS: Final = frozenset("\t\n\r\f")
 # Text that stands where a model should be; its reader says what went wrong.
 _FAILED_DOWNLOADS: Final = (b"version https://git-lfs", b"<")
 _LIGHTGBM_HEAD: Final = (b"tree\n", b"tree\r\n")
-_NOT_YET: Final = (
-    (b"CBM1", "a CatBoost model"),
-    (b"\x89HDF\r\n\x1a\n", "a Keras HDF5 model"),
-)
+_NOT_YET: Final = ((b"\x89HDF\r\n\x1a\n", "a Keras HDF5 model"),)
 _NOT_YET_SUFFIXES: Final = {
-    ".cbm": "a CatBoost model",
-    ".ubj": "an XGBoost model",
     ".h5": "a Keras HDF5 model",
     ".keras": "a Keras model",
     ".pt": "a PyTorch model",
@@ -56,6 +51,8 @@ def detect_format(path: Path) -> Format:
         raise ConversionRefused(f"{shown(path.name)} is empty")
     if head.startswith(_LIGHTGBM_HEAD):
         return "lightgbm"
+    if head.startswith(b"CBM1"):
+        return "catboost"
     if is_pickle_head(head):
         return "pickle"
     if head.startswith(b"PK\x03\x04"):
@@ -66,8 +63,9 @@ def detect_format(path: Path) -> Format:
             raise ConversionRefused(_not_supported(path, kind))
     if head.lstrip().startswith(b"{"):
         # XGBoost writes JSON, or UBJSON, which starts with the same brace.
-        kind = "an XGBoost model" if b"learner" in head else "a JSON document"
-        raise ConversionRefused(_not_supported(path, kind))
+        if b"learner" in head:
+            return "xgboost"
+        raise ConversionRefused(_not_supported(path, "a JSON document"))
     if path.suffix.lower() in _NOT_YET_SUFFIXES:
         raise ConversionRefused(_not_supported(path, _NOT_YET_SUFFIXES[path.suffix.lower()]))
     if _is_text(head) and not head.startswith(_FAILED_DOWNLOADS):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import onnx
@@ -29,15 +29,28 @@ _HEADROOM: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Conversion:
-    """A converted model with its proof, ready to be packed."""
+class NativeModel:
+    """A model file in a format of its library that runs no code, and how the server opens it."""
 
-    model: onnx.ModelProto
+    data: bytes
+    runtime: JsonObject
+    signature: Signature
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """A converted model with its proof, ready to be packed.
+
+    ``why_native``: for a native model, the reason and the graph's figures.
+    """
+
+    model: onnx.ModelProto | NativeModel
     signature: Signature
     parity: Parity
-    precision: Precision
+    precision: Precision | Literal["native"]
     framework: str
     libraries: JsonObject
+    why_native: JsonObject = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -1,23 +1,23 @@
-"""LightGBM models to ONNX: the trees as they are, the link function, and the proof."""
+"""LightGBM models: the trees as a graph with the link function, and the text for the library."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 import onnx
 
+from models.convert.choice import Candidate, NativeSide
 from models.convert.graph import (
-    Conversion,
     Graph,
+    NativeModel,
     add_label,
     class_labels,
     classification_outputs,
     label_array,
-    most_exact,
 )
 from models.convert.lightgbm_text import ZERO, TextModel, parse_text_model
 from models.convert.sample import Sample
@@ -26,6 +26,7 @@ from models.errors import ConversionRefused
 from models.parity import Answer, Inputs, edge_matrix, edge_values
 from models.servable import Array
 from models.signature import Signature, TensorSpec
+from registry.manifest import JsonObject
 
 _IDENTITY: Final = frozenset(
     {"regression", "regression_l2", "regression_l1", "l2", "l1", "huber", "fair", "quantile",
@@ -44,16 +45,15 @@ class _Column:
     categories: tuple[str, ...] | tuple[int, ...] | None
 
 
-def convert_text(text: str, sample: Sample | None, tolerance: float) -> Conversion:
-    """Convert a model in LightGBM's text form."""
-    parsed = parse_text_model(text)
-    return _convert(parsed, _booster(text), None, sample, tolerance)
+def convert_text(text: str, sample: Sample | None) -> Candidate:
+    """Return what a model in LightGBM's text form can be served as."""
+    return _candidate(text, None, sample)
 
 
-def convert_object(model: Any, sample: Sample | None, tolerance: float) -> Conversion:
-    """Convert an unpickled Booster, LGBMClassifier, LGBMRegressor or LGBMRanker."""
+def convert_object(model: Any, sample: Sample | None) -> Candidate:
+    """Return what an unpickled Booster, LGBMClassifier, Regressor or Ranker can be served as."""
     text, classes = _text(model)
-    return _convert(parse_text_model(text), _booster(text), classes, sample, tolerance)
+    return _candidate(text, classes, sample)
 
 
 def add_model(
@@ -62,6 +62,8 @@ def add_model(
     """Add a LightGBM estimator that ends a pipeline; ``matrix`` is what the steps before give."""
     text, classes = _text(model)
     parsed = parse_text_model(text)
+    if parsed.is_linear:
+        raise ConversionRefused("LightGBM: linear trees (linear_tree=true) inside a pipeline")
     is_classifier, labels = _classes(parsed, classes)
     if _columns(parsed) is not None:
         raise ConversionRefused("LightGBM: pandas categories inside a pipeline are not supported")
@@ -95,9 +97,9 @@ def _booster(text: str) -> Any:
         raise ConversionRefused(f"LightGBM refuses its own model: {error}") from error
 
 
-def _convert(
-    parsed: TextModel, booster: Any, classes: Any, sample: Sample | None, tolerance: float
-) -> Conversion:
+def _candidate(text: str, classes: Any, sample: Sample | None) -> Candidate:
+    parsed = parse_text_model(text)
+    booster = _booster(text)
     is_classifier, labels = _classes(parsed, classes)
     columns = _columns(parsed)
     outputs = (
@@ -108,6 +110,8 @@ def _convert(
     signature = Signature(_inputs(parsed, columns), outputs)
 
     def build(precision: Precision) -> onnx.ModelProto:
+        if parsed.is_linear:
+            raise ConversionRefused("linear trees have no graph")
         graph = Graph()
         matrix = "input"
         if columns is not None:
@@ -116,13 +120,34 @@ def _convert(
         _add_outputs(graph, parsed, raw, labels)
         return graph.model(signature)
 
-    rows = _rows(parsed, columns, signature, sample)
-    native = _native(booster, columns, signature, labels if is_classifier else None)
-    model, parity, precision = most_exact(build, native, rows, tolerance)
-    return Conversion(
-        model, signature, parity, precision, "lightgbm",
-        library_versions("lightgbm", "onnx", "onnxruntime", "numpy"),
-    )  # fmt: skip
+    answer = _native(booster, columns, signature, labels if is_classifier else None)
+    libraries = library_versions("lightgbm", "onnx", "onnxruntime", "numpy")
+    doubles = _in_doubles(signature)
+    runtime: JsonObject = {
+        "name": "native", "library": "lightgbm", "version": libraries["lightgbm"],
+    }  # fmt: skip
+    return Candidate(
+        signature,
+        build,
+        answer,
+        _rows(parsed, columns, signature, sample),
+        "lightgbm",
+        libraries,
+        NativeSide(
+            NativeModel(text.encode(), runtime, doubles),
+            _rows(parsed, columns, doubles, sample),
+            answer,
+        ),
+    )
+
+
+def _in_doubles(signature: Signature) -> Signature:
+    """Return the signature of the library itself, which computes in double from end to end."""
+    inputs, outputs = (
+        tuple(replace(s, datatype="FP64") if s.datatype == "FP32" else s for s in specs)
+        for specs in (signature.inputs, signature.outputs)
+    )
+    return Signature(inputs, outputs)
 
 
 def _classes(parsed: TextModel, classes: Any) -> tuple[bool, tuple[str | int, ...]]:
@@ -354,10 +379,12 @@ def _rows(
 ) -> Inputs:  # fmt: skip
     """Return the rows to compare on: the sample, and every threshold with its neighbours."""
     rng = np.random.default_rng(_SEED)
+    is_double = any(spec.datatype == "FP64" for spec in signature.inputs)
     edges = [
-        edge_values(values, is_nan_allowed=True, is_infinity_allowed=True)
+        edge_values(values, is_nan_allowed=True, is_infinity_allowed=True,
+                    dtype=np.float64 if is_double else np.float32)
         for values in parsed.forest.thresholds(len(parsed.features))
-    ]
+    ]  # fmt: skip
     given = sample.inputs(signature) if sample is not None else None
     if columns is None:
         base = given["input"] if given is not None else None

@@ -32,6 +32,7 @@ class TextModel:
     ``zero_is_missing``: for each feature, whether zero and NaN are one thing to its splits.
     ``coded``: for each feature, whether its splits are by category code.
     ``pandas_categories``: the values of each pandas column of dtype category, in column order.
+    ``is_linear``: leaves hold linear models, which ``forest`` does not.
     """
 
     objective: tuple[str, ...]
@@ -41,6 +42,7 @@ class TextModel:
     zero_is_missing: tuple[bool, ...]
     coded: tuple[bool, ...]
     pandas_categories: tuple[tuple[object, ...], ...]
+    is_linear: bool
 
 
 @dataclass(slots=True)
@@ -54,8 +56,7 @@ class _Facts:
 def parse_text_model(text: str) -> TextModel:
     """Read a whole text model, or raise ConversionRefused saying what is wrong with it."""
     head, blocks, tail = _split(text)
-    if "linear" in head.get("tree", "") or any(b.get("is_linear", "0") != "0" for b in blocks):
-        raise ConversionRefused("LightGBM: linear trees (linear_tree=true) are not supported")
+    is_linear = any(b.get("is_linear", "0") != "0" for b in blocks)
     features = tuple(head.get("feature_names", "").split())
     width = _whole(head, "max_feature_idx") + 1
     per_iteration = _whole(head, "num_tree_per_iteration")
@@ -86,6 +87,7 @@ def parse_text_model(text: str) -> TextModel:
         zero_is_missing=_zero_is_missing(facts, features),
         coded=tuple(facts.coded),
         pandas_categories=_pandas_categories(tail),
+        is_linear=is_linear,
     )
 
 

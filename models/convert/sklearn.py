@@ -27,7 +27,7 @@ from models.convert.sklearn_columns import (
     fitted_columns,
     replace_missing_texts,
 )
-from models.convert.sklearn_graph import Frame, build_graph, is_lightgbm
+from models.convert.sklearn_graph import Frame, build_graph, is_booster
 from models.convert.sklearn_rows import Accepted, make_rows, missing_rows, probe
 from models.convert.sklearn_trees import tree_model
 from models.convert.trees import Precision, library_versions
@@ -75,7 +75,7 @@ def _order(estimator: Any, frame: Frame) -> tuple[Precision, ...]:
     """Return what to try first: double where a rounding before a tree can turn a branch."""
     has_steps = type(estimator).__name__ == "Pipeline"
     final = final_estimator(estimator)
-    is_tree = tree_model(final) is not None or is_lightgbm(final)
+    is_tree = tree_model(final) is not None or is_booster(final)
     if not frame.is_matrix or (has_steps and is_tree):
         return ("float64", "float32")
     return ("float32", "float64")
@@ -110,6 +110,8 @@ def _column_spec(column: Column, sample: Sample | None) -> TensorSpec:
 
 def _outputs(estimator: Any) -> tuple[TensorSpec, ...]:
     classes = getattr(estimator, "classes_", None)
+    if classes is not None and not len(classes):  # what a regressor of CatBoost has
+        classes = None
     if isinstance(classes, list):
         raise ConversionRefused(
             f"{type(final_estimator(estimator)).__name__}: several outputs of classes at once are "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import warnings
 from dataclasses import dataclass
@@ -56,8 +57,8 @@ def build_graph(prepared: Any, frame: Frame, precision: Precision) -> onnx.Model
         graph.add("Identity", source, output=name)
     graph.nodes.extend(inner.graph.node)
     graph.constants.extend(inner.graph.initializer)
-    if is_lightgbm(final_estimator(prepared)):
-        _add_lightgbm(graph, final_estimator(prepared), inner, frame, precision)
+    if is_booster(final_estimator(prepared)):
+        _add_booster(graph, final_estimator(prepared), inner, frame, precision)
     else:
         for spec, result in zip(frame.signature.outputs, inner.graph.output, strict=False):
             _add_output(graph, spec, result)
@@ -72,7 +73,7 @@ def _convert(prepared: Any, frame: Frame, precision: Precision) -> onnx.ModelPro
 
     final = final_estimator(prepared)
     options = None
-    if is_lightgbm(final):  # only what comes before it is skl2onnx's
+    if is_booster(final):  # only what comes before it is skl2onnx's
         prepared = prepared[:-1]
     elif any(spec.name == "probabilities" for spec in frame.signature.outputs):
         options = {id(final): {"zipmap": False}}
@@ -116,19 +117,22 @@ def _rename(graph: onnx.GraphProto) -> None:
         constant.name = _INNER + constant.name
 
 
-def is_lightgbm(estimator: Any) -> bool:
-    """Return whether an estimator is one of LightGBM's, without importing it."""
-    return type(estimator).__module__.partition(".")[0] == "lightgbm"
+def is_booster(estimator: Any) -> bool:
+    """Return whether an estimator is of a library whose trees are written here."""
+    return _library(estimator) in ("lightgbm", "xgboost", "catboost")
 
 
-def _add_lightgbm(
+def _library(estimator: Any) -> str:
+    return type(estimator).__module__.partition(".")[0]
+
+
+def _add_booster(
     graph: Graph, final: Any, inner: onnx.ModelProto, frame: Frame, precision: Precision
 ) -> None:
-    from models.convert.lightgbm import add_model
-
     if len(inner.graph.output) != 1:
         raise ConversionRefused(f"{len(inner.graph.output)} tensors reach {type(final).__name__}")
-    add_model(graph, final, _INNER + inner.graph.output[0].name, precision, frame.signature)
+    family = importlib.import_module(f"models.convert.{_library(final)}")
+    family.add_model(graph, final, _INNER + inner.graph.output[0].name, precision, frame.signature)
 
 
 def _parsers() -> dict[type, Any]:

@@ -77,7 +77,7 @@ def floor_float32(values: Floats) -> Floats:
     """Return the greatest float32 that is not above each value, as doubles."""
     with np.errstate(over="ignore"):
         rounded = values.astype(np.float32)
-    below = np.nextafter(rounded, np.float32(-np.inf))
+        below = np.nextafter(rounded, np.float32(-np.inf))
     return np.where(rounded > values, below, rounded).astype(np.float64)
 
 

@@ -51,6 +51,12 @@ def _mode_name(text: str) -> str:
     return text
 
 
+def _runtime_name(text: str) -> str:
+    if text not in ("auto", "onnx", "native"):
+        raise typer.BadParameter(f"{shown(text)} is not one of auto, onnx, native")
+    return text
+
+
 @dataclass(slots=True)
 class _Stage:
     """What Ctrl-C would leave behind now."""
@@ -67,8 +73,15 @@ def push(
     format_name: Annotated[
         str,
         typer.Option(
-            "--format", metavar="FORMAT", help="auto, onnx, lightgbm or sklearn.",
-            parser=_format_name,
+            "--format", metavar="FORMAT", parser=_format_name,
+            help="auto, onnx, lightgbm, xgboost, catboost or sklearn.",
+        ),
+    ] = "auto",
+    runtime: Annotated[
+        str,
+        typer.Option(
+            "--runtime", metavar="RUNTIME", parser=_runtime_name,
+            help="onnx, native (the library itself), or auto: onnx if it answers the same.",
         ),
     ] = "auto",
     sample: Annotated[
@@ -114,10 +127,10 @@ def push(
     admin_url: AdminUrl = ADMIN_URL_DEFAULT,
 ) -> None:  # fmt: skip
     """Convert a model, check it against its own library, and send it to the server."""
-    metadata = _metadata(meta or ())
-    _check_file(path)
     from models.convert import ConvertOptions
 
+    metadata = _metadata(meta or ())
+    _check_file(path)
     stage = _Stage()
     with (
         INTERRUPT.told(lambda: f"stopped, {stage.done}"),
@@ -128,7 +141,7 @@ def push(
         client.check_push()
         package = _convert(name, path, ConvertOptions(
             format=format_name, sample=sample, tolerance=tolerance, meta=metadata,
-            quantize=quantize, folder=folder,
+            runtime=runtime, quantize=quantize, folder=folder,
         ))  # fmt: skip
         result = _send(client, package, reason, stage)
         if not as_json:
@@ -228,7 +241,9 @@ def _print_result(package: Package, result: PushResult) -> None:
               f"99.9 % below {_difference(parity, 'p999_difference')}, "
               f"{count_text(parity.get('label_disagreements'), 'label')} changed, "
               f"on {rows}")  # fmt: skip
-    elif parity:
+    if reason := parity.get("reason"):
+        print(reason)
+    if parity and not isinstance(quantized, dict):
         print(f"parity with the native library: largest difference "
               f"{_difference(parity)} on {rows}")  # fmt: skip
     was = "new version" if result.created else "the same content is there as version"

@@ -317,17 +317,18 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def onnx_loader(threads: int) -> Loader:
-    """Return the loader of ONNX Runtime; imported here, in the worker, and nowhere earlier."""
-    from models.runtime.onnx import OnnxLoader, prime
+def runtime_loader(threads: int) -> Loader:
+    """Return the loader of all runtimes; each is imported in the worker, and nowhere earlier."""
+    from models.runtime.loader import RuntimeLoader
+    from models.runtime.onnx import prime
 
     # What the first session of a process takes for good is no version's private memory.
     prime(threads)
-    return OnnxLoader(threads)
+    return RuntimeLoader(threads)
 
 
 def main(
-    argv: Sequence[str] | None = None, loader_factory: Callable[[int], Loader] = onnx_loader
+    argv: Sequence[str] | None = None, loader_factory: Callable[[int], Loader] = runtime_loader
 ) -> int:
     """Be a worker until the parent says stop or is gone.
 

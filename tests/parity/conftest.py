@@ -13,8 +13,8 @@ import pytest
 
 from models.convert import ConvertOptions, convert
 from models.package import Package
-from models.runtime.onnx import OnnxLoader, OnnxServable
-from models.servable import Array, Inspection, LoadSpec
+from models.runtime.loader import RuntimeLoader
+from models.servable import Array, Inspection, LoadSpec, Servable
 from models.signature import Signature, parse_signature
 from registry.ident import digest_hex
 
@@ -25,7 +25,7 @@ class Served:
 
     package: Package
     signature: Signature
-    servable: OnnxServable
+    servable: Servable
 
     def __call__(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         names = [spec.name for spec in self.signature.outputs]
@@ -37,6 +37,10 @@ class Served:
         assert record is not None
         return record
 
+    @property
+    def runtime(self) -> object:
+        return self.package.manifest.runtime["name"]
+
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Callable[..., Served]:
@@ -45,15 +49,16 @@ def serve(tmp_path: Path) -> Callable[..., Served]:
     folder.mkdir()
 
     def serve(model: object, **options: Any) -> Served:
-        path = tmp_path / "model.joblib"
-        joblib.dump(model, path)
+        path = model if isinstance(model, Path) else tmp_path / "model.joblib"
+        if path is not model:
+            joblib.dump(model, path)
         package = convert("m", path, ConvertOptions(**options))
         for item in package.objects:
             (folder / digest_hex(item.digest)).write_bytes(b"".join(item.chunks()))
         signature = parse_signature(package.manifest.signature)
         inspection = Inspection(signature, False, "", False, 0.0, 0.0, 0)
         spec = LoadSpec("m", 1, package.manifest, folder, 1, inspection)
-        return Served(package, signature, OnnxLoader(threads=1).load(spec))
+        return Served(package, signature, RuntimeLoader(threads=1).load(spec))
 
     return serve
 
@@ -62,6 +67,18 @@ def serve(tmp_path: Path) -> Callable[..., Served]:
 def rng() -> np.random.Generator:
     """Random numbers, the same each time."""
     return np.random.default_rng(5)
+
+
+def hard_rows(thresholds: Array, x: Array, rng: np.random.Generator) -> Array:
+    """Return 2,400 float32 rows: of training, random, and each threshold with both neighbours."""
+    split = np.asarray(thresholds, dtype=np.float32)
+    with np.errstate(over="ignore"):
+        around = [split, np.nextafter(split, np.float32(-np.inf)),
+                  np.nextafter(split, np.float32(np.inf))]  # fmt: skip
+    special = np.float32([0, -0.0, np.nan, np.inf, -np.inf, 1e30, 1e-30, 1e-45])
+    edges = rng.choice(np.concatenate([*around, special]), size=(800, x.shape[1]))
+    seen = x[rng.integers(0, len(x), 800)]
+    return np.concatenate([seen, rng.normal(size=seen.shape), edges]).astype(np.float32)
 
 
 def worst(got: Array, expected: Array) -> float:

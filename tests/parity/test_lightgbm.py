@@ -276,11 +276,15 @@ def test_text_model_with_names_and_a_sample(rng, tmp_path: Path):
     assert package.manifest.source["file"] == "m.txt"
 
 
-def test_linear_trees_are_refused(serve, rng):
-    """Trees with linear models in their leaves are refused by name."""
+def test_linear_trees_are_served_by_the_library(serve, rng):
+    """Trees with linear models in their leaves have no graph; the push says so."""
     x, y = table(rng)
-    with pytest.raises(ConversionRefused, match="linear_tree"):
-        serve(lgb.LGBMRegressor(**FAST, linear_tree=True).fit(x, y))
+    model = lgb.LGBMRegressor(**FAST, linear_tree=True).fit(x, y)
+    served = serve(model)
+    assert served.parity["reason"] == "onnx: linear trees have no graph; serving natively"
+    assert worst(served({"input": x})["prediction"], native(model, x)) == 0
+    with pytest.raises(ConversionRefused, match="linear trees have no graph"):
+        serve(model, runtime="onnx")
 
 
 def test_same_model_gives_the_same_version(serve, rng):

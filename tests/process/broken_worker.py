@@ -27,7 +27,7 @@ class BrokenLoader:
     """Loads as the real one does; what it gives answers wrongly or leaks, when told to."""
 
     def __init__(self, threads: int) -> None:
-        self._real = worker.onnx_loader(threads)
+        self._real = worker.runtime_loader(threads)
 
     def load(self, spec: LoadSpec) -> Servable:
         return BrokenServable(self._real.load(spec))

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from models.errors import LoadFailed
 from models.servable import Array, LoadSpec, Servable
-from serving.workers.worker import main, onnx_loader
+from serving.workers.worker import main, runtime_loader
 
 
 class HostileLoader:
@@ -20,7 +20,7 @@ class HostileLoader:
     """
 
     def __init__(self, threads: int) -> None:
-        self._real = onnx_loader(threads)
+        self._real = runtime_loader(threads)
 
     def load(self, spec: LoadSpec) -> Servable:
         if spec.model == "kills-on-load":

@@ -99,9 +99,9 @@ def test_an_onnx_file_passes_unchanged(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("m.cbm", b"CBM1\x00\x00", "CatBoost model, which is not supported yet"),
-        ("m.json", b'{"learner":{}}', "XGBoost model, which is not supported yet"),
-        ("m.ubj", b"{L\x00\x00\x07learner", "XGBoost model, which is not supported yet"),
+        ("m.cbm", b"CBM1\x00\x00", "CatBoost refuses the model file"),
+        ("m.json", b'{"learner":{}}', "XGBoost: the model file is damaged"),
+        ("m.ubj", b"{L\x00\x00\x07learner", "XGBoost: the model file is damaged"),
         ("m.pt2", b"PK\x03\x04....", "PyTorch model, which is not supported yet"),
         ("m.keras", b"PK\x03\x04....", "Keras model, which is not supported yet"),
         ("m.h5", b"\x89HDF\r\n\x1a\n", "Keras HDF5 model, which is not supported yet"),
@@ -156,7 +156,7 @@ def test_wrong_names_and_formats_are_refused(tmp_path):
         convert("../x", tmp_path / "m.onnx")
     with pytest.raises(ConversionRefused, match="no such file"):
         convert("m", tmp_path / "m.onnx")
-    with pytest.raises(ConversionRefused, match="use one of auto, onnx, lightgbm, sklearn"):
+    with pytest.raises(ConversionRefused, match="use one of auto, onnx, lightgbm, xgboost"):
         convert("m", tmp_path / "m.onnx", ConvertOptions(format="keras"))
 
 
@@ -207,12 +207,16 @@ def test_an_estimator_known_to_differ_is_refused_by_name(tmp_path):
         convert("m", path)
 
 
-def test_a_missing_library_is_named_with_the_command_to_type(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("data", "extra"),
+    [(b"tree\nversion=v4\n", "lightgbm"), (b'{"learner":{}}', "xgboost"), (b"CBM1", "catboost")],
+)
+def test_a_missing_library_is_named_with_the_command_to_type(tmp_path, monkeypatch, data, extra):
     """Without the extra, a push says which one to install."""
-    path = tmp_path / "m.txt"
-    path.write_text("tree\nversion=v4\n")
+    path = tmp_path / "m.bin"
+    path.write_bytes(data)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConversionRefused, match=r"pip install 'ramrack\[lightgbm\]'"):
+    with pytest.raises(ConversionRefused, match=rf"pip install 'ramrack\[{extra}\]'"):
         convert("m", path)
     path = tmp_path / "m.pkl"
     path.write_bytes(pickle.dumps({}))
@@ -225,8 +229,10 @@ def test_the_base_install_imports_the_converters():
     """Importing them imports no training framework."""
     code = (
         "import sys, models.convert, models.zoo, models.convert.lightgbm, models.convert.sklearn\n"
-        "import models.convert.sklearn_graph\n"
-        "heavy = {'lightgbm', 'sklearn', 'pandas', 'skl2onnx', 'joblib', 'onnxruntime'}\n"
+        "import models.convert.sklearn_graph, models.convert.xgboost, models.convert.catboost\n"
+        "import models.runtime.loader, models.runtime.native, models.native_child\n"
+        "heavy = {'lightgbm', 'xgboost', 'catboost', 'sklearn', 'pandas', 'skl2onnx', 'joblib',\n"
+        "         'onnxruntime'}\n"
         "bad = heavy & set(sys.modules)\n"
         "sys.exit(str(bad) if bad else 0)"
     )

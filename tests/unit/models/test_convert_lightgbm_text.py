@@ -59,6 +59,12 @@ def test_the_tree_is_read_as_it_is_written():
     assert (model.objective, model.features) == (("regression",), ("a", "b"))
 
 
+def test_linear_trees_are_told():
+    """Trees with linear models in their leaves are read, and said to be such."""
+    assert not parse_text_model(MODEL).is_linear
+    assert parse_text_model(MODEL.replace("is_linear=0", "is_linear=1")).is_linear
+
+
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
@@ -77,7 +83,6 @@ def test_the_tree_is_read_as_it_is_written():
         ("num_leaves=3", "num_leaves=-3", "leaf_value has 3 values, -3"),
         ("num_leaves=3", "num_leaves=900000000000", "leaf_value has 3 values"),
         ("decision_type=2 8", "decision_type=1 8", "tree 0 is damaged"),
-        ("is_linear=0", "is_linear=1", "linear_tree"),
         ("pandas_categorical:null", "pandas_categorical:[[1", "pandas_categorical is damaged"),
     ],
 )

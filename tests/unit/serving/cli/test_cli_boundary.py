@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -205,6 +207,31 @@ def test_push_prints_sizes_savings_difference_and_version(
     result = json.loads(capsys.readouterr().out)
     assert (result["version"], result["bytes_sent"], result["bytes_saved"]) == (2, 0, 2053)
     assert result["state"] == "READY"
+
+
+def test_push_says_why_a_library_serves_the_model(
+    server, tmp_path: Path, capsys, monkeypatch, fake_package
+):
+    """Where no graph is served the push says why, and --runtime reaches the conversion."""
+    from models import convert
+
+    package = convert.convert("m", tmp_path / "m", before_pickle=None)
+    reason = "onnx: 3 of 10,000 rows differ; serving natively"
+    manifest = dataclasses.replace(package.manifest, parity={"rows": 40, "reason": reason})
+    native = dataclasses.replace(package, manifest=manifest)
+    seen: list[Any] = []
+
+    def to_native(*arguments: Any, before_pickle: object) -> object:
+        seen.append(arguments[-1])
+        return native
+
+    monkeypatch.setattr("models.convert.convert", to_native)
+    path = tmp_path / "m.onnx"
+    path.write_bytes(ONNX_HEAD)
+    arguments = ["push", "m", str(path), "--runtime", "native", "--admin-url", server.url]
+    assert main(arguments) == 0
+    assert capsys.readouterr().out.splitlines()[1] == reason
+    assert seen[0].runtime == "native"
 
 
 def test_push_loads_before_it_names_or_promotes(server, tmp_path: Path, capsys, fake_package):

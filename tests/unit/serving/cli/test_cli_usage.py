@@ -41,6 +41,7 @@ def ramrack(server: FakeServer, monkeypatch: pytest.MonkeyPatch, capsys, tmp_pat
         (("push", "m", "m.onnx", "--tolerance", "-1"), "'-1' is not allowed: use a number from 0"),
         (("push", "m", "m.onnx", "--format", "keras"), "'keras' is not one of auto, onnx"),
         (("push", "m", "m.onnx", "--quantize", "int4"), "'int4' is not one of int8, int8-weights"),
+        (("push", "m", "m.onnx", "--runtime", "gpu"), "'gpu' is not one of auto, onnx, native"),
         (("load", "m", "1", "--timeout", "abc"), "'abc' is not allowed: use a number from 0"),
         (("unload", "m", "1", "--timeout", "inf"), "'inf' is not allowed: use a number from 0"),
         (("events", "--limit", "1001"), "'1001' is not allowed: use a whole number from 1 to 1000"),
@@ -121,7 +122,7 @@ def test_what_is_no_model_is_refused_before_the_server_is_asked(
         (tmp_path / name).write_bytes(content)
     code, _, err = ramrack("push", "m", name)
     assert (code, server.calls) == (1, [])
-    assert "push ONNX, a LightGBM text model, or a pickle or joblib file" in err
+    assert "push ONNX, a LightGBM text model, XGBoost JSON or UBJSON" in err
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,371 @@
+"""XGBoost models: the trees as a graph with the link function, and UBJSON for the library."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import onnx
+
+from models.convert.choice import Candidate, NativeSide
+from models.convert.graph import (
+    Graph,
+    NativeModel,
+    add_label,
+    class_labels,
+    classification_outputs,
+    label_array,
+)
+from models.convert.sample import Sample
+from models.convert.trees import ML_DOMAIN, Forest, Precision, ensemble_node, library_versions
+from models.convert.xgboost_json import XgboostModel, parse_model
+from models.errors import ConversionRefused
+from models.parity import Answer, Inputs, edge_matrix, edge_values
+from models.servable import Array
+from models.signature import Signature, TensorSpec
+from registry.manifest import JsonObject
+
+_IDENTITY: Final = frozenset(
+    {"reg:squarederror", "reg:linear", "reg:squaredlogerror", "reg:pseudohubererror",
+     "reg:absoluteerror", "reg:quantileerror", "reg:expectileerror", "rank:pairwise", "rank:ndcg",
+     "rank:map", "binary:logitraw"}
+)  # fmt: skip
+_EXPONENTIAL: Final = frozenset(
+    {"count:poisson", "reg:gamma", "reg:tweedie", "survival:cox", "survival:aft"}
+)
+_LOGISTIC: Final = frozenset({"binary:logistic", "reg:logistic"})
+_MULTICLASS: Final = frozenset({"multi:softprob", "multi:softmax"})
+_OBJECTIVES: Final = _IDENTITY | _EXPONENTIAL | _LOGISTIC | _MULTICLASS | {"binary:hinge"}
+_SEED: Final = 20_240_131
+_UNSEEN: Final = "a value that no training row had"
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A model with what only its scikit-learn wrapper knows.
+
+    ``missing``: the number that stands for a missing one, beside NaN.
+    """
+
+    parsed: XgboostModel
+    booster: Any
+    labels: tuple[str | int, ...]
+    missing: float | None
+
+
+def convert_file(data: bytes, sample: Sample | None) -> Candidate:
+    """Return what an XGBoost model file, JSON or UBJSON, can be served as."""
+    parse_model(data)  # first: the library's own reader can crash on a damaged file
+    return _candidate(_source(_booster(data), None, None, None), sample)
+
+
+def convert_object(model: Any, sample: Sample | None) -> Candidate:
+    """Return what an unpickled Booster, XGBClassifier, Regressor or Ranker can be served as."""
+    if not hasattr(model, "get_booster"):
+        if not hasattr(model, "save_raw"):
+            raise ConversionRefused(f"XGBoost: a {type(model).__name__} is no model")
+        return _candidate(_source(model, None, None, None), sample)
+    return _candidate(_source_of(model), sample)
+
+
+def _source_of(model: Any) -> _Source:
+    """Return an estimator of XGBoost's scikit-learn interface as a source."""
+    if callable(getattr(model, "objective", None)):
+        raise ConversionRefused(_unknown_objective("a Python function"))
+    from sklearn.exceptions import NotFittedError
+
+    try:
+        booster = model.get_booster()
+    except NotFittedError as error:
+        raise ConversionRefused(f"XGBoost: {type(model).__name__} is not fitted") from error
+    classes = getattr(model, "classes_", None)
+    return _source(booster, classes, getattr(model, "missing", None), model)
+
+
+def add_model(
+    graph: Graph, model: Any, matrix: str, precision: Precision, signature: Signature
+) -> None:
+    """Add an XGBoost estimator that ends a pipeline; ``matrix`` is what the steps before give."""
+    source = _source_of(model)
+    parsed = source.parsed
+    if any(parsed.categories) or parsed.forest is None or parsed.targets > 1:
+        raise ConversionRefused(
+            "XGBoost: categories and several targets inside a pipeline are not supported"
+        )
+    named = {spec.name for spec in signature.outputs}
+    if named != {spec.name for spec in _outputs(source)}:
+        raise ConversionRefused(f"XGBoost: {type(model).__name__} at the end of a pipeline")
+    matrix = graph.add("Cast", matrix, to=onnx.TensorProto.FLOAT)  # as XGBoost reads it
+    _add_outputs(graph, source, _add_ensemble(graph, source, parsed.forest, matrix, precision))
+
+
+def _booster(data: bytes) -> Any:
+    import xgboost
+
+    booster = xgboost.Booster()
+    try:
+        booster.load_model(bytearray(data))
+    except xgboost.core.XGBoostError as error:
+        raise ConversionRefused(f"XGBoost refuses the model file: {_first_line(error)}") from error
+    return booster
+
+
+def _first_line(error: Exception) -> str:
+    line = (str(error).strip().splitlines() or ["no reason given"])[0]
+    _, mark, rest = line.partition(": ")
+    return rest if mark and line.startswith("[") else line
+
+
+def _candidate(source: _Source, sample: Sample | None) -> Candidate:
+    parsed = source.parsed
+    signature = Signature(_inputs(parsed), _outputs(source))
+
+    def build(precision: Precision) -> onnx.ModelProto:
+        if parsed.forest is None:
+            raise ConversionRefused("trees with several numbers in a leaf have no graph")
+        graph = Graph()
+        matrix = "input"
+        if any(parsed.categories):
+            columns = [_add_column(graph, s) for s in signature.inputs]
+            matrix = graph.add("Concat", *columns, axis=1)
+        raw = _add_ensemble(graph, source, parsed.forest, matrix, precision)
+        _add_outputs(graph, source, raw)
+        return graph.model(signature)
+
+    answer = _native(source, signature)
+    rows = _rows(source, signature, sample)
+    libraries = library_versions("xgboost-cpu", "xgboost", "onnx", "onnxruntime", "numpy")
+    version = libraries.get("xgboost-cpu") or libraries.get("xgboost")
+    runtime: JsonObject = {"name": "native", "library": "xgboost", "version": version}
+    if source.missing is not None:
+        runtime["missing"] = source.missing
+    model = NativeModel(bytes(source.booster.save_raw("ubj")), runtime, signature)
+    return Candidate(
+        signature, build, answer, rows, "xgboost", libraries, NativeSide(model, rows, answer)
+    )
+
+
+def _source(booster: Any, classes: Any, missing: float | None, wrapper: Any) -> _Source:
+    """Cut the model to the trees that its own predict takes, and check its objective."""
+    parsed = parse_model(bytes(booster.save_raw("ubj")))
+    if parsed.objective not in _OBJECTIVES:
+        raise ConversionRefused(_unknown_objective(parsed.objective))
+    best = parsed.attributes.get("best_iteration")
+    # Booster.predict takes all trees; what scikit-learn's wrapper trained takes the best ones.
+    if best is not None and (wrapper is not None or "scikit_learn" in parsed.attributes):
+        booster = booster[: int(best) + 1]
+    if parsed.objective == "multi:softmax":
+        booster = _with_probabilities(booster)
+    booster.set_param({"nthread": 1})
+    parsed = parse_model(bytes(booster.save_raw("ubj")))
+    if missing is not None and math.isnan(missing):
+        missing = None
+    return _Source(parsed, booster, _labels(parsed, classes, wrapper), missing)
+
+
+def _with_probabilities(booster: Any) -> Any:
+    """Return the model with multi:softprob: the same trees, whose labels are the highest ones."""
+    document = json.loads(bytes(booster.save_raw("json")))
+    document["learner"]["objective"]["name"] = "multi:softprob"
+    return _booster(json.dumps(document).encode())
+
+
+def _unknown_objective(name: str) -> str:
+    return (
+        f"XGBoost: objective {name} is not supported: its link function is not known here, "
+        "and raw scores are not what the model predicts"
+    )
+
+
+def _labels(parsed: XgboostModel, classes: Any, wrapper: Any) -> tuple[str | int, ...]:
+    """Return the class labels, or none for a regressor or ranker."""
+    if parsed.objective in _MULTICLASS:
+        count = parsed.classes
+    elif parsed.objective == "binary:logistic" and not _is_regressor(parsed, wrapper):
+        if parsed.targets > 1:
+            raise ConversionRefused("XGBoost: several labels for each row are not supported")
+        count = 2
+    elif classes is not None:
+        raise ConversionRefused(f"XGBoost: a classifier with objective {parsed.objective!r}")
+    else:
+        return ()
+    labels = class_labels(classes if classes is not None else range(count))
+    if len(labels) != count:
+        raise ConversionRefused(f"XGBoost: {len(labels)} classes, the trees give {count}")
+    return labels
+
+
+def _is_regressor(parsed: XgboostModel, wrapper: Any) -> bool:
+    if wrapper is not None:
+        return not hasattr(wrapper, "predict_proba")
+    return "regressor" in parsed.attributes.get("scikit_learn", "")
+
+
+def _outputs(source: _Source) -> tuple[TensorSpec, ...]:
+    if source.labels:
+        return classification_outputs(source.labels)
+    targets = source.parsed.targets
+    shape = (-1,) if targets == 1 else (-1, targets)
+    return (TensorSpec("prediction", "FP32", shape, method="predict"),)
+
+
+def _inputs(parsed: XgboostModel) -> tuple[TensorSpec, ...]:
+    if not any(parsed.categories):
+        return (TensorSpec("input", "FP32", (-1, parsed.width), columns=parsed.features),)
+    names = parsed.features or tuple(f"f{i}" for i in range(parsed.width))
+    specs = []
+    for name, values in zip(names, parsed.categories, strict=True):
+        if values is None:
+            specs.append(TensorSpec(name, "FP32", (-1, 1)))
+            continue
+        known = tuple(str(value) for value in values)
+        is_text = isinstance(values[0], str)
+        # XGBoost refuses a category that training did not know; here it goes where a missing one
+        # goes, so any text that is no category can stand for missing.
+        missing = next(text for text in ("", "__missing__", _UNSEEN) if text not in known)
+        specs.append(
+            TensorSpec(
+                name, "BYTES" if is_text else "INT64", (-1, 1), categories=known,
+                missing=missing if is_text else None,
+            )
+        )  # fmt: skip
+    return tuple(specs)
+
+
+def _add_column(graph: Graph, spec: TensorSpec) -> str:
+    if spec.categories is None:
+        return spec.name
+    is_text = spec.datatype == "BYTES"
+    attributes: dict[str, Any] = {
+        "keys_strings" if is_text else "keys_int64s": (
+            list(spec.categories) if is_text else [int(value) for value in spec.categories]
+        ),
+        "values_floats": [float(code) for code in range(len(spec.categories))],
+        "default_float": float("nan"),
+    }
+    return graph.add("LabelEncoder", spec.name, domain=ML_DOMAIN, **attributes)
+
+
+def _add_ensemble(
+    graph: Graph, source: _Source, forest: Forest, matrix: str, precision: Precision
+) -> str:
+    """Add the trees over the float32 ``matrix`` and return the margins."""
+    if source.missing is not None:
+        stands_for = graph.constant(np.array(source.missing, np.float32))
+        nan = graph.constant(np.array(np.nan, np.float32))
+        matrix = graph.add("Where", graph.add("Equal", matrix, stands_for), nan, matrix)
+    if any(source.parsed.coded):  # a code is cut to a whole number; below 0 it is in no set
+        whole = graph.add("Floor", matrix)
+        coded = graph.constant(np.array(source.parsed.coded))
+        matrix = graph.add("Where", coded, whole, matrix)
+    if precision == "float64":
+        matrix = graph.add("Cast", matrix, to=onnx.TensorProto.DOUBLE)
+    raw = graph.fresh("raw")
+    base = tuple(_margin(source.parsed.objective, value) for value in source.parsed.base)
+    graph.nodes.append(ensemble_node(replace(forest, base=base), precision, matrix, raw))
+    return raw
+
+
+def _margin(objective: str, base_score: float) -> float:
+    """Return the start of the sum (``ProbToMargin`` of each objective), in float32 as there."""
+    value = np.float32(base_score)
+    if objective in _LOGISTIC:
+        return float(-np.log(np.float32(1.0) / value - np.float32(1.0)))
+    return float(np.log(value)) if objective in _EXPONENTIAL else float(value)
+
+
+def _add_outputs(graph: Graph, source: _Source, raw: str) -> None:
+    objective = source.parsed.objective
+    if source.labels:
+        if objective in _MULTICLASS:
+            graph.add("Softmax", raw, output="probabilities", axis=1)
+        else:
+            positive = graph.add("Sigmoid", raw)
+            # As the library: float32 complements, so that both sum to 1.
+            negative = graph.add("Sub", graph.constant(np.array(1, np.float32)), positive)
+            graph.add("Concat", negative, positive, output="probabilities", axis=1)
+        add_label(graph, "probabilities", source.labels, output="label")
+        return
+    if source.parsed.targets == 1:
+        raw = graph.add("Reshape", raw, graph.constant(np.array([-1], np.int64)))
+    if objective == "binary:hinge":
+        is_positive = graph.add("Greater", raw, graph.constant(np.array(0, np.float32)))
+        graph.add("Cast", is_positive, output="prediction", to=onnx.TensorProto.FLOAT)
+    elif objective in _EXPONENTIAL:
+        graph.add("Exp", raw, output="prediction")
+    elif objective in _LOGISTIC:
+        graph.add("Sigmoid", raw, output="prediction")
+    else:
+        graph.add("Identity", raw, output="prediction")
+
+
+def _native(source: _Source, signature: Signature) -> Answer:
+    """Return what XGBoost itself predicts for served inputs."""
+    missing = np.nan if source.missing is None else source.missing
+
+    def answer(inputs: Inputs) -> Mapping[str, Array]:
+        predicted = np.asarray(
+            source.booster.inplace_predict(
+                _codes(signature.inputs, inputs), missing=missing, validate_features=False
+            )
+        )
+        if not source.labels:
+            return {"prediction": predicted}
+        if predicted.ndim == 1:
+            predicted = np.stack([1 - predicted, predicted], axis=1)
+        label = label_array(source.labels)[predicted.argmax(axis=1)]
+        return {"label": label, "probabilities": predicted}
+
+    return answer
+
+
+def _codes(specs: Sequence[TensorSpec], inputs: Inputs) -> Array:
+    """Return the matrix that XGBoost takes: each category as its code, NaN where it has none."""
+    columns = []
+    for spec in specs:
+        values = inputs[spec.name]
+        if spec.categories is not None:
+            codes = {category: code for code, category in enumerate(spec.categories)}
+            values = np.array([[codes.get(str(v), np.nan)] for v in values[:, 0]], np.float32)
+        columns.append(values)
+    return np.ascontiguousarray(np.concatenate(columns, axis=1), dtype=np.float32)
+
+
+def _rows(source: _Source, signature: Signature, sample: Sample | None) -> Inputs:
+    """Return the rows to compare on: the sample, and every threshold with its neighbours."""
+    parsed = source.parsed
+    rng = np.random.default_rng(_SEED)
+    thresholds = (
+        parsed.forest.thresholds(parsed.width)
+        if parsed.forest is not None
+        else [np.linspace(-3, 3, 100)] * parsed.width
+    )
+    edges = [edge_values(t, is_nan_allowed=True, is_infinity_allowed=True) for t in thresholds]
+    if source.missing is not None:
+        edges = [np.append(values, np.float32(source.missing)) for values in edges]
+    given = sample.inputs(signature) if sample is not None else None
+    if not any(parsed.categories):
+        base = given["input"] if given is not None else None
+        made = edge_matrix(edges, base, rng)
+        return {"input": made if base is None else np.concatenate([base, made])}
+    made = edge_matrix(edges, None, rng)
+    rows: Inputs = {}
+    for index, spec in enumerate(signature.inputs):
+        values = made[:, index : index + 1]
+        if spec.categories is not None:
+            values = _category_rows(spec, len(made), rng)
+        rows[spec.name] = values if given is None else np.concatenate([given[spec.name], values])
+    return rows
+
+
+def _category_rows(spec: TensorSpec, rows: int, rng: np.random.Generator) -> Array:
+    known = spec.categories or ()
+    if spec.datatype == "BYTES":
+        texts = [*known, _UNSEEN, spec.missing or ""]
+        return np.array([[texts[i]] for i in rng.integers(0, len(texts), size=rows)], dtype=object)
+    numbers = np.array([*(int(value) for value in known), -1, 2**40], dtype=np.int64)
+    return rng.choice(numbers, size=rows)[:, None]

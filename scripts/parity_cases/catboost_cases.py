@@ -1,0 +1,79 @@
+"""CatBoost: binary files; models with categories are served natively."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import catboost
+import numpy as np
+import pandas as pd
+
+from scripts.parity_cases.case import Case, Columns, Trained, classified, table, target_of
+
+_FAST: dict[str, Any] = {
+    "iterations": 40, "depth": 5, "verbose": 0, "allow_writing_files": False, "thread_count": 1,
+    "random_seed": 1,
+}  # fmt: skip
+_CLASSES = ("Logloss", "MultiClass", "MultiClassOneVsAll")
+
+
+def _trained(model: Any, loss: str, rows: Any, frame: Any, borders: np.ndarray) -> Trained:
+    kind = "RawFormulaVal"
+    if loss in _CLASSES:
+        kind = "Probability"
+    elif loss.startswith(("Poisson", "Tweedie")):
+        kind = "Exponent"
+
+    def save(folder: Path) -> Path:
+        path = folder / "model.cbm"
+        model.save_model(str(path))
+        return path
+
+    def answer(rows: Columns) -> dict[str, np.ndarray]:
+        predicted = model.predict(frame(rows), prediction_type=kind, thread_count=1)
+        return classified(model.classes_, predicted) if loss in _CLASSES else {
+            "prediction": predicted
+        }  # fmt: skip
+
+    return Trained(save, rows, answer, borders)
+
+
+def _case(loss: str, data: str, is_quick: bool = False, **options: Any) -> Case:
+    def train(rng: np.random.Generator) -> Trained:
+        x, y = table(rng, data)
+        model = catboost.CatBoost(_FAST | {"loss_function": loss} | options)
+        model.fit(x, target_of(loss, y))
+        borders = np.concatenate([np.array(b) for b in model.get_borders().values()])
+        return _trained(model, loss, {"input": x}, lambda rows: rows["input"], borders)
+
+    name = loss.partition(":")[0] + "".join(f"+{key}" for key in options)
+    return Case("catboost", name, data, train, is_quick)
+
+
+def _categories(rng: np.random.Generator) -> Trained:
+    x, y = table(rng, "plain")
+    city = rng.choice(["Bern", "Oslo", "Rome", "日本"], len(x)).astype(object)
+    frame = pd.DataFrame({"n": x[:, 0], "city": city})
+    model = catboost.CatBoost(_FAST | {"loss_function": "Logloss"})
+    model.fit(frame, (y + (city == "Rome") > 0.3).astype(int), cat_features=["city"])
+
+    def asked(rows: Columns) -> pd.DataFrame:
+        return pd.DataFrame({"n": rows["n"][:, 0], "city": rows["city"][:, 0]})
+
+    more = np.where(rng.random(len(x)) < 0.2, "Paris", city).astype(object)
+    rows = {"n": x[:, :1], "city": more[:, None]}
+    return _trained(model, "Logloss", rows, asked, np.zeros(0))
+
+
+CASES = [
+    _case("Logloss", "grid"),
+    _case("Logloss", "missing", nan_mode="Max"),
+    _case("MultiClass", "plain"),
+    _case("MultiClassOneVsAll", "missing", grow_policy="Lossguide"),
+    _case("RMSE", "grid"),
+    _case("RMSE", "wide"),
+    _case("Poisson", "plain"),
+    _case("Tweedie:variance_power=1.5", "missing"),
+    Case("catboost", "Logloss", "categories", _categories, is_quick=True),
+]

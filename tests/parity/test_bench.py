@@ -1,0 +1,63 @@
+"""``scripts/bench parity`` at a small size: real pushes, a real server, answers over HTTP."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from loadtest.bench.parity import differences, main
+from loadtest.lab.tensors import decode, encode
+
+pytestmark = [pytest.mark.extra, pytest.mark.slow]
+
+
+@pytest.mark.process
+@pytest.mark.timeout(300)
+def test_every_family_answers_over_http_as_its_library(tmp_path: Path):
+    """One case or two of each family: within the tolerance, and no label differs."""
+    found = tmp_path / "found.json"
+    code = main(["--quick", "--rows", "600", "--json", str(found)])
+    document = json.loads(found.read_bytes())
+    assert code == 0, document["claims"]
+    cases = document["measured"]["cases"]
+    assert {case["name"].partition("-")[0] for case in cases} == {
+        "catboost", "lightgbm", "sklearn", "xgboost",
+    }  # fmt: skip
+    assert {case["runtime"] for case in cases} == {"onnx", "native"}
+    assert all(case["rows"] == 600 for case in cases)
+
+
+def test_differences_are_relative_and_leave_ties_out():
+    """A wrong number, an infinite one, a NaN on one side and a wrong label are all seen."""
+    native = {
+        "label": np.array([0, 1, 1]),
+        "probabilities": np.array([[0.9, 0.1], [0.5, 0.5], [0.2, 0.8]]),
+    }
+    assert differences(native, native) == (0.0, 0)
+    off = native | {"label": np.array([0, 0, 1])}
+    assert differences(off, native) == (0.0, 0)  # the middle row is a tie
+    off = native | {"label": np.array([1, 1, 1])}
+    assert differences(off, native) == (0.0, 1)
+    for wrong, expected, distance in ((2.0, 1.0, 1.0), (200.0, 100.0, 1.0)):
+        found = differences({"prediction": np.array([wrong])}, {"prediction": np.array([expected])})
+        assert found == (distance, 0)
+    nan, one = np.array([np.nan]), np.array([1.0])
+    assert differences({"prediction": nan}, {"prediction": nan}) == (0.0, 0)
+    assert differences({"prediction": nan}, {"prediction": one})[0] == np.inf
+    assert differences({"prediction": np.zeros((1, 2))}, {"prediction": one})[0] == np.inf
+
+
+def test_tensors_go_there_and_back():
+    """Numbers and texts come out of the binary form as they went in."""
+    arrays = {"a": np.array([[1.5], [np.inf]]), "b": np.array([["日本"], [""]], dtype=object)}
+    body, head_bytes = encode(arrays, {"a": "FP64", "b": "BYTES"})
+    head = json.loads(body[:head_bytes])
+    head["outputs"] = head.pop("inputs")
+    text = json.dumps(head).encode()
+    found = decode(text + body[head_bytes:], len(text))
+    assert {name: array.tolist() for name, array in found.items()} == {
+        name: array.tolist() for name, array in arrays.items()
+    }
