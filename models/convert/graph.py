@@ -58,6 +58,12 @@ class Graph:
         )
         return output
 
+    def add_two(self, op: str, *inputs: str, **attributes: Any) -> tuple[str, str]:
+        """Add one node with two outputs and return their names."""
+        names = (self.fresh(op), self.fresh(op))
+        self.nodes.append(helper.make_node(op, list(inputs), names, name=names[0], **attributes))
+        return names
+
     def constant(self, value: Array) -> str:
         """Add a constant and return its name."""
         name = self.fresh("constant")

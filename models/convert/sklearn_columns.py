@@ -12,6 +12,16 @@ from models.errors import ConversionRefused
 
 # Stands for a missing text inside the graph, and in the signature as ``missing``.
 SENTINEL: Final = "__missing__"
+# Estimators that hand their table on to those inside: to several, or to one.
+_LISTS: Final = frozenset(
+    {"VotingClassifier", "VotingRegressor", "StackingClassifier", "StackingRegressor",
+     "OneVsRestClassifier", "OneVsOneClassifier", "MultiOutputRegressor"}
+)  # fmt: skip
+_WRAPPERS: Final = frozenset(
+    {"GridSearchCV", "RandomizedSearchCV", "TransformedTargetRegressor",
+     "TunedThresholdClassifierCV"}
+)  # fmt: skip
+_FROZEN: Final = frozenset({"FrozenEstimator", "FixedThresholdClassifier"})
 
 
 @dataclass(slots=True)
@@ -20,6 +30,7 @@ class Column:
 
     ``kind``: "number", "code" (whole numbers that are categories) or "text".
     ``center``, ``scale``: where the numbers of training lay, as far as a transformer tells.
+    ``special``: numbers that the model treats one by one, such as categories.
     ``none_is_missing``: an imputer of this column looks for None, not NaN.
     """
 
@@ -27,6 +38,7 @@ class Column:
     index: int
     kind: str = "number"
     categories: list[str | int] = field(default_factory=list)
+    special: list[float] = field(default_factory=list)
     center: float = 0.0
     scale: float = 1.0
     is_imputed: bool = False
@@ -51,11 +63,40 @@ def fitted_columns(estimator: Any) -> tuple[list[Column], bool]:
     return columns, texts is not None
 
 
-def first_column_transformer(estimator: Any) -> Any | None:
-    """Return the ColumnTransformer that sees the table itself, or None."""
-    while type(estimator).__name__ == "Pipeline":
-        estimator = estimator.steps[0][1]
-    return estimator if type(estimator).__name__ == "ColumnTransformer" else None
+def sees_columns(estimator: Any) -> bool:
+    """Return whether anything inside chooses columns of the table by name or place."""
+    kind = type(estimator).__name__
+    if kind == "ColumnTransformer":
+        return True
+    if kind == "Pipeline":
+        return sees_columns(estimator.steps[0][1])
+    return any(sees_columns(inner) for inner, _ in same_table(estimator))
+
+
+def same_table(estimator: Any) -> list[tuple[Any, Sequence[int] | None]]:
+    """Return the fitted estimators inside that see the same table, with the columns that they see.
+
+    None for all columns.
+    """
+    kind = type(estimator).__name__
+    if kind.startswith("Bagging"):
+        pairs = zip(estimator.estimators_, estimator.estimators_features_, strict=True)
+        width = estimator.n_features_in_
+        return [
+            (inner, None if list(chosen) == list(range(width)) else [int(i) for i in chosen])
+            for inner, chosen in pairs
+        ]
+    if kind in _LISTS:
+        return [(inner, None) for inner in estimator.estimators_ if not isinstance(inner, str)]
+    if kind == "CalibratedClassifierCV":
+        return [(member.estimator, None) for member in estimator.calibrated_classifiers_]
+    for name in ("best_estimator_", "regressor_", "estimator_"):
+        inner = getattr(estimator, name, None)
+        if kind in _WRAPPERS and inner is not None:
+            return [(inner, None)]
+    if kind in _FROZEN:
+        return [(estimator.estimator, None)]
+    return []
 
 
 def final_estimator(estimator: Any) -> Any:
@@ -90,7 +131,7 @@ def _parts(estimator: Any) -> Iterator[Any]:
     elif type(estimator).__name__ == "FeatureUnion":
         children = [transformer for _, transformer in estimator.transformer_list]
     else:
-        children = []
+        children = [inner for inner, _ in same_table(estimator)]
     for child in children:
         if not isinstance(child, str):
             yield from _parts(child)
@@ -114,8 +155,15 @@ def _visit(part: Any, columns: Sequence[Column]) -> bool:
         for _, transformer in part.transformer_list:
             _visit(transformer, columns)
         return False
+    if inside := same_table(part):
+        for inner, chosen in inside:
+            _visit(inner, columns if chosen is None else [columns[i] for i in chosen])
+        return False
     for column in columns:
         column.is_used = True
+    if getattr(part, "is_categorical_", None) is not None:
+        _note_codes(part, columns)
+        return False
     if kind == "SimpleImputer":
         _note_imputer(part, columns)
         return True
@@ -170,6 +218,16 @@ def _note_categories(column: Column, values: Any) -> None:
             f"column {column.name!r}: categories of mixed or unknown kind ({values.dtype}) are "
             "not supported: use text or whole numbers"
         )
+
+
+def _note_codes(part: Any, columns: Sequence[Column]) -> None:
+    """Note the categories of a HistGradientBoosting model that codes columns by itself."""
+    encoder = part._preprocessor.named_transformers_["encoder"]  # noqa: SLF001
+    for place, values in zip(np.flatnonzero(part.is_categorical_), encoder.categories_, strict=True):
+        if values.dtype.kind in "iuf":
+            columns[place].special = [float(v) for v in values if not _is_missing(float(v))]
+        else:
+            _note_categories(columns[place], values)
 
 
 def _note_scaler(part: Any, columns: Sequence[Column]) -> bool:

@@ -20,7 +20,9 @@ _SEED: Final = 20_240_131
 _UNSEEN_TEXT: Final = "a value that no training row had"
 _UNSEEN_CODE: Final = -987_654
 _MAX_PROBED: Final = 200
+_KEPT_ROWS: Final = 500
 _MISSING_SHARE: Final = 0.1
+_SPECIAL_SHARE: Final = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,15 @@ def missing_rows(
     return pack(values, columns, signature)
 
 
+def ordinary_row(columns: Sequence[Column], signature: Signature) -> Inputs:
+    """Return one row of ordinary values."""
+    values: dict[str, Array] = {}
+    for column in columns:
+        value = _ordinary(column)
+        values[column.name] = np.array([value], dtype=object if isinstance(value, str) else None)
+    return pack(values, columns, signature)
+
+
 def _takes(
     native: Answer, columns: Sequence[Column], signature: Signature, row: Mapping[str, object]
 ) -> bool:
@@ -141,6 +152,9 @@ def _draw(column: Column, rows: int, accepted: Accepted, rng: np.random.Generato
     if column.kind == "number":
         values = column.center + column.scale * rng.normal(size=rows) * 3
         values[rng.integers(0, rows, size=rows // 20)] = 0.0
+        if column.special:
+            at = rng.random(rows) < _SPECIAL_SHARE
+            values[at] = rng.choice(np.array(column.special), size=int(at.sum()))
         if column.name in accepted.missing:
             values[rng.random(rows) < _MISSING_SHARE] = np.nan
         return values
@@ -161,12 +175,12 @@ def _numbers(
     if trees is not None:
         edges = [
             edge_values(
-                thresholds,
+                np.concatenate([thresholds, column.special]),
                 is_nan_allowed=column.name in accepted.missing,
-                is_infinity_allowed=accepted.infinity,
+                is_infinity_allowed=accepted.infinity and not column.special,
             )
             for column, thresholds in zip(
-                columns, trees.forest.thresholds(len(columns)), strict=True
+                columns, trees.thresholds(len(columns)), strict=True
             )
         ]
         return edge_matrix(edges, base, rng)
@@ -179,7 +193,32 @@ def _numbers(
             special.append(np.nan)
         edges.append(np.array(special, dtype=np.float32))
     made = edge_matrix(edges, base if base is not None else ordinary, rng)
-    return np.concatenate([ordinary.astype(np.float32), made])
+    parts = [ordinary.astype(np.float32), made]
+    known = _rows_of_training(estimator, len(columns))
+    if known is not None:
+        parts.append(known)
+    return np.concatenate(parts)
+
+
+def _rows_of_training(estimator: Any, width: int) -> Array | None:
+    """Return rows that a model keeps, and points halfway between two: equals are found there."""
+    final = final_estimator(estimator)
+    rows = getattr(final, "_fit_X", None)
+    if rows is None:
+        rows = getattr(final, "support_vectors_", None)
+    if rows is None:
+        return None
+    rows = np.asarray(rows.toarray() if hasattr(rows, "toarray") else rows, np.float64)
+    rows = rows[:: max(1, len(rows) // _KEPT_ROWS)]
+    if type(estimator).__name__ == "Pipeline":
+        try:
+            rows = np.asarray(estimator[:-1].inverse_transform(rows))
+        except (AttributeError, ValueError, NotImplementedError):
+            return None
+    if rows.ndim != 2 or rows.shape[1] != width:
+        return None
+    between = (rows + np.roll(rows, 1, axis=0)) / 2
+    return np.concatenate([rows, between]).astype(np.float32)
 
 
 def _near_thresholds(
@@ -193,7 +232,7 @@ def _near_thresholds(
     width = getattr(final_estimator(estimator), "n_features_in_", len(columns))
     edges = [
         edge_values(t, is_nan_allowed=False, is_infinity_allowed=False)
-        for t in trees.forest.thresholds(width)
+        for t in trees.thresholds(width)
     ]
     matrix = edge_matrix([e[np.abs(e) < 1e20] for e in edges], None, rng)
     try:

@@ -7,13 +7,14 @@ converters take its place for every tree estimator, also inside pipelines and me
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from onnx import TensorProto
 
 from models.convert.graph import class_labels, label_array
+from models.convert.tree_sets import with_sets
 from models.convert.trees import (
     LEAF,
     LESS_OR_EQUAL,
@@ -33,16 +34,43 @@ Converter: TypeAlias = Callable[[Any, Any, Any], None]
 
 
 @dataclass(frozen=True, slots=True)
+class Encoding:
+    """Columns that become codes and come first: ``(column, categories in order of code)``.
+
+    ``plain``: the columns that follow as they are.
+    """
+
+    coded: tuple[tuple[int, tuple[Any, ...]], ...]
+    plain: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TreeModel:
     """A fitted tree estimator: its trees, what turns their sum into the answer, its classes.
 
     ``is_float32``: the native model casts its input to float32 before it compares.
+    ``encoding``: what it does to its columns before that.
     """
 
     forest: Forest
     link: Link
     classes: tuple[str | int, ...] | None
     is_float32: bool
+    encoding: Encoding | None = None
+
+    def thresholds(self, features: int) -> list[Floats]:
+        """Return the distinct thresholds of each feature as the caller orders them.
+
+        A coded feature has none of its own.
+        """
+        found = self.forest.thresholds(features)
+        if self.encoding is None:
+            return found
+        plain = self.encoding.plain
+        ordered = [np.empty(0) for _ in range(features)]
+        for place, values in zip(plain, found[features - len(plain) :], strict=True):
+            ordered[place] = values
+        return ordered
 
 
 def converters() -> dict[type, Converter]:
@@ -84,20 +112,48 @@ def _random_forest(estimator: Any) -> TreeModel:
 
 
 def _averaged(trees: list[Any], estimator: Any) -> TreeModel:
-    if estimator.n_outputs_ != 1:
-        raise ConversionRefused(
-            f"{type(estimator).__name__}: {estimator.n_outputs_} outputs, only one is supported"
-        )
-    classes = _classes(estimator)
+    classes = None
+    outputs = int(estimator.n_outputs_)
+    if hasattr(estimator, "classes_"):
+        if outputs != 1:
+            raise ConversionRefused(
+                f"{type(estimator).__name__}: {outputs} outputs of classes, only one is supported"
+            )
+        classes = _classes(estimator)
     read = []
     for fitted in trees:
-        values = np.asarray(fitted.tree_.value[:, 0, :], dtype=np.float64)
+        values = np.asarray(fitted.tree_.value, dtype=np.float64)
+        values = values[:, :, 0] if classes is None else values[:, 0, :]
         if classes is not None:
             sums = values.sum(axis=1, keepdims=True)
             values = values / np.where(sums == 0.0, 1.0, sums)
         read.append(_tree(fitted, values / len(trees)))
-    targets = len(classes) if classes is not None else 1
+    targets = len(classes) if classes is not None else outputs
     return TreeModel(Forest(tuple(read), (0.0,) * targets), "identity", classes, is_float32=True)
+
+
+def isolation_forest(estimator: Any) -> tuple[Forest, float]:
+    """Return the forest whose sum is the depth of a row, and the length that depths go by."""
+    trees = []
+    for fitted, features, lengths, average in zip(
+        estimator.estimators_,
+        estimator.estimators_features_,
+        estimator._decision_path_lengths,  # noqa: SLF001 (there is no public way to the depths)
+        estimator._average_path_length_per_tree,  # noqa: SLF001
+        strict=True,
+    ):
+        depths = np.asarray(lengths, np.float64) + np.asarray(average, np.float64) - 1.0
+        tree = _tree(fitted, depths[:, None])
+        chosen = np.where(tree.mode == LEAF, 0, np.asarray(features, np.int64)[tree.feature])
+        trees.append(replace(tree, feature=chosen))
+    unit = float(_average_path_length(estimator._max_samples))  # noqa: SLF001
+    return Forest(tuple(trees), (0.0,)), len(trees) * unit
+
+
+def _average_path_length(samples: int) -> float:
+    from sklearn.ensemble._iforest import _average_path_length as average
+
+    return float(average([samples])[0])
 
 
 def _gradient_boosting(estimator: Any) -> TreeModel:
@@ -133,35 +189,16 @@ def _gradient_boosting(estimator: Any) -> TreeModel:
 
 
 def _scaled(forest: Forest, factor: float) -> Forest:
-    trees = tuple(
-        Tree(t.mode, t.feature, t.threshold, t.left, t.right, t.missing_left, t.values * factor,
-             t.first_target)
-        for t in forest.trees
-    )  # fmt: skip
+    trees = tuple(replace(tree, values=tree.values * factor) for tree in forest.trees)
     return Forest(trees, tuple(value * factor for value in forest.base))
 
 
 def _hist_gradient_boosting(estimator: Any) -> TreeModel:
-    name = type(estimator).__name__
-    trees = []
-    for stage in estimator._predictors:  # noqa: SLF001 (there is no public way to the trees)
-        for target, predictor in enumerate(stage):
-            nodes = predictor.nodes
-            if nodes["is_categorical"].any():
-                raise ConversionRefused(f"{name}: categorical_features are not supported")
-            is_leaf = nodes["is_leaf"].astype(bool)
-            trees.append(
-                Tree(
-                    mode=np.where(is_leaf, LEAF, LESS_OR_EQUAL),
-                    feature=np.where(is_leaf, 0, nodes["feature_idx"]).astype(np.int64),
-                    threshold=np.where(is_leaf, 0.0, nodes["num_threshold"]),
-                    left=np.where(is_leaf, 0, nodes["left"]).astype(np.int64),
-                    right=np.where(is_leaf, 0, nodes["right"]).astype(np.int64),
-                    missing_left=nodes["missing_go_to_left"].astype(bool) & ~is_leaf,
-                    values=nodes["value"].astype(np.float64)[:, None],
-                    first_target=target,
-                )
-            )
+    trees = [
+        _binned_tree(predictor, target)
+        for stage in estimator._predictors  # noqa: SLF001 (there is no public way to the trees)
+        for target, predictor in enumerate(stage)
+    ]
     base = np.asarray(estimator._baseline_prediction, dtype=np.float64).ravel()  # noqa: SLF001
     forest = Forest(tuple(trees), tuple(base.tolist()))
     classes = _classes(estimator)
@@ -169,7 +206,41 @@ def _hist_gradient_boosting(estimator: Any) -> TreeModel:
         link: Link = "softmax" if forest.target_count > 1 else "sigmoid"
     else:
         link = "exp" if estimator.loss in ("gamma", "poisson") else "identity"
-    return TreeModel(forest, link, classes, is_float32=False)
+    return TreeModel(forest, link, classes, is_float32=False, encoding=_encoding(estimator))
+
+
+def _binned_tree(predictor: Any, target: int) -> Tree:
+    nodes = predictor.nodes
+    is_leaf = nodes["is_leaf"].astype(bool)
+    tree = Tree(
+        mode=np.where(is_leaf, LEAF, LESS_OR_EQUAL),
+        feature=np.where(is_leaf, 0, nodes["feature_idx"]).astype(np.int64),
+        threshold=np.where(is_leaf, 0.0, nodes["num_threshold"]),
+        left=np.where(is_leaf, 0, nodes["left"]).astype(np.int64),
+        right=np.where(is_leaf, 0, nodes["right"]).astype(np.int64),
+        missing_left=nodes["missing_go_to_left"].astype(bool) & ~is_leaf,
+        values=nodes["value"].astype(np.float64)[:, None],
+        first_target=target,
+    )
+    sets = {}
+    for node in np.flatnonzero(nodes["is_categorical"].astype(bool) & ~is_leaf):
+        words = predictor.raw_left_cat_bitsets[nodes["bitset_idx"][node]]
+        bits = np.unpackbits(np.asarray(words, "<u4").view(np.uint8), bitorder="little")
+        sets[int(node)] = np.flatnonzero(bits).tolist()
+    return with_sets(tree, sets) if sets else tree
+
+
+def _encoding(estimator: Any) -> Encoding | None:
+    is_coded = getattr(estimator, "is_categorical_", None)
+    if is_coded is None:
+        return None
+    encoder = estimator._preprocessor.named_transformers_["encoder"]  # noqa: SLF001
+    coded = []
+    for place, values in zip(np.flatnonzero(is_coded), encoder.categories_, strict=True):
+        # A missing value of training has the last code, but is sent on as missing.
+        known = tuple(v for v in values.tolist() if v is not None and v == v)  # noqa: PLR0124
+        coded.append((int(place), known))
+    return Encoding(tuple(coded), tuple(np.flatnonzero(~np.asarray(is_coded)).tolist()))
 
 
 def _tree(fitted: Any, values: Floats, first_target: int = 0) -> Tree:
