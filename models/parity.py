@@ -149,10 +149,11 @@ def _labels(
     """Return how many labels differ, and how many of the rows were ties (not counted)."""
     total = ties = 0
     is_tie: NDArray[np.bool_] | None = None
-    for expected in theirs.values():
-        if expected.dtype.kind == "f" and expected.ndim == 2 and expected.shape[1] > 1:
-            top = np.sort(expected, axis=1)[:, -2:]
-            is_tie = top[:, 1] - top[:, 0] <= 2 * tolerance
+    for name, expected in theirs.items():
+        gap = _gap(name, expected)
+        if gap is not None:
+            is_near = gap <= 2 * tolerance
+            is_tie = is_near if is_tie is None else is_tie | is_near
     for name, expected in theirs.items():
         if expected.dtype.kind == "f":
             continue
@@ -162,6 +163,17 @@ def _labels(
             differs = differs & ~is_tie
         total += int(differs.sum())
     return total, ties
+
+
+def _gap(name: str, expected: Array) -> NDArray[np.float64] | None:
+    """Return how far each row is from another label, as far as an output tells."""
+    if expected.dtype.kind != "f":
+        return None
+    if expected.ndim == 2 and expected.shape[1] > 1:
+        top = np.sort(expected, axis=1)[:, -2:]
+        return np.asarray(top[:, 1] - top[:, 0], np.float64)
+    # The one score of two classes, or of an outlier: its sign is the label.
+    return np.abs(expected.astype(np.float64)) if name == "scores" else None
 
 
 def _golden(inputs: Inputs, outputs: Mapping[str, Array], rows: int) -> tuple[JsonObject, ...]:

@@ -56,14 +56,21 @@ def convert_object(model: Any, sample: Sample | None, tolerance: float) -> Conve
     return _convert(parse_text_model(text), _booster(text), classes, sample, tolerance)
 
 
-def add_inner_model(
-    graph: Graph, model: Any, matrix: str, precision: Precision
-) -> tuple[str, bool]:
-    """Add a LightGBM estimator inside another model; ``matrix`` is what the steps before give.
+@dataclass(frozen=True, slots=True)
+class InnerModel:
+    """Tensors of a LightGBM model inside another: predictions ``(rows,)``, or of a classifier.
 
-    Returns the probabilities ``(rows, classes)`` of a classifier or the predictions ``(rows,)`` of
-    a regressor, and whether it is a classifier.
+    ``probabilities``: ``(rows, classes)``, "" for a regressor. ``raw``: scores ``(rows, trees of
+    an iteration)``.
     """
+
+    raw: str
+    prediction: str = ""
+    probabilities: str = ""
+
+
+def add_inner_model(graph: Graph, model: Any, matrix: str, precision: Precision) -> InnerModel:
+    """Add a LightGBM estimator inside another model; ``matrix`` is what the steps before give."""
     text, classes = _text(model)
     parsed = parse_text_model(text)
     is_classifier, _ = _classes(parsed, classes)
@@ -71,8 +78,8 @@ def add_inner_model(
         raise ConversionRefused("LightGBM: pandas categories inside a pipeline are not supported")
     raw = _add_ensemble(graph, parsed, matrix, precision)
     if is_classifier:
-        return _add_probabilities(graph, parsed, raw, ""), True
-    return _add_prediction(graph, parsed, raw, ""), False
+        return InnerModel(raw, probabilities=_add_probabilities(graph, parsed, raw, ""))
+    return InnerModel(raw, prediction=_add_prediction(graph, parsed, raw, ""))
 
 
 def _text(model: Any) -> tuple[str, Any]:

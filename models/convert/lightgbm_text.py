@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 
+from models.convert.tree_sets import with_sets
 from models.convert.trees import EQUAL, LEAF, LESS_OR_EQUAL, Floats, Forest, Ints, Tree
 from models.errors import ConversionRefused
 

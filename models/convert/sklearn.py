@@ -18,6 +18,7 @@ from models.convert.graph import (
     label_array,
     most_exact,
 )
+from models.convert.predictors.families import gives_scores
 from models.convert.sample import Sample
 from models.convert.sklearn_columns import (
     SENTINEL,
@@ -27,7 +28,6 @@ from models.convert.sklearn_columns import (
     replace_missing_texts,
     sees_columns,
 )
-from models.convert.predictors.families import gives_scores
 from models.convert.sklearn_graph import Frame, build_graph
 from models.convert.sklearn_rows import Accepted, make_rows, missing_rows, ordinary_row, probe
 from models.convert.sklearn_trees import tree_model
@@ -54,14 +54,13 @@ def convert_estimator(estimator: Any, sample: Sample | None, tolerance: float) -
     replace_missing_texts(prepared)
     frame, accepted = _with_missing(estimator, prepared, frame, accepted, tolerance)
     given = sample.inputs(frame.signature) if sample is not None else None
-    rows = make_rows(estimator, frame.used, frame.signature, accepted, given)
+    native = _native(estimator, frame)
+    rows = make_rows(estimator, frame.used, frame.signature, accepted, given, native)
 
     def build(precision: Precision) -> onnx.ModelProto:
         return build_graph(prepared, frame, precision)
 
-    model, parity, precision = most_exact(
-        build, _native(estimator, frame), rows, tolerance, _order(estimator, frame)
-    )
+    model, parity, precision = most_exact(build, native, rows, tolerance, _order(estimator, frame))
     return Conversion(
         model, frame.signature, parity, precision, "sklearn",
         library_versions("scikit-learn", "skl2onnx", "onnx", "onnxruntime", "numpy", "pandas"),
@@ -123,13 +122,13 @@ def _column_spec(column: Column, sample: Sample | None) -> TensorSpec:
     return TensorSpec(column.name, datatype, (-1, 1), categories=categories)
 
 
-def _outputs(
-    estimator: Any, ask: Callable[[str], Array | None]
-) -> tuple[TensorSpec, ...]:
+def _outputs(estimator: Any, ask: Callable[[str], Array | None]) -> tuple[TensorSpec, ...]:
     classes = getattr(estimator, "classes_", None)
     final = final_estimator(estimator)
     name = type(final).__name__
-    if isinstance(classes, list) or np.ndim(ask("predict")) > 1 and classes is not None:
+    predicted = ask("predict")
+    is_wide = classes is not None and predicted is not None and predicted.ndim > 1
+    if isinstance(classes, list) or is_wide:
         raise ConversionRefused(f"{name}: several outputs of classes at once are not supported")
     if classes is not None:
         label, probabilities = classification_outputs(class_labels(classes))
@@ -147,7 +146,6 @@ def _outputs(
         return classification_outputs(range(len(final.weights_)))
     if any(hasattr(final, name) for name in ("cluster_centers_", "subcluster_labels_")):
         return (TensorSpec("label", "INT64", (-1,), method="predict"),)
-    predicted = ask("predict")
     shape = (-1,) if predicted is None else (-1, *predicted.shape[1:])
     return (TensorSpec("prediction", "FP32", shape, method="predict"),)
 

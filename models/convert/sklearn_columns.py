@@ -21,6 +21,9 @@ _WRAPPERS: Final = frozenset(
     {"GridSearchCV", "RandomizedSearchCV", "TransformedTargetRegressor",
      "TunedThresholdClassifierCV"}
 )  # fmt: skip
+_TEXTS: Final = frozenset(
+    {"CountVectorizer", "TfidfVectorizer", "HashingVectorizer", "FeatureHasher", "DictVectorizer"}
+)
 _FROZEN: Final = frozenset({"FrozenEstimator", "FixedThresholdClassifier"})
 
 
@@ -48,6 +51,7 @@ class Column:
 
 def fitted_columns(estimator: Any) -> tuple[list[Column], bool]:
     """Return the columns of the training table and whether they had names."""
+    _refuse_texts(estimator)
     names = getattr(estimator, "feature_names_in_", None)
     count = getattr(estimator, "n_features_in_", None)
     if names is None and count is None:
@@ -61,6 +65,16 @@ def fitted_columns(estimator: Any) -> tuple[list[Column], bool]:
     ]
     _visit(estimator, columns)
     return columns, texts is not None
+
+
+def _refuse_texts(estimator: Any) -> None:
+    for part in _parts(estimator):
+        name = type(part).__name__
+        if name in _TEXTS:
+            raise ConversionRefused(
+                f"{name}: it cuts text by rules of Python that no operator of the runtime follows "
+                "exactly: compute its columns before the model, and push what comes after it"
+            )
 
 
 def sees_columns(estimator: Any) -> bool:
@@ -223,7 +237,8 @@ def _note_categories(column: Column, values: Any) -> None:
 def _note_codes(part: Any, columns: Sequence[Column]) -> None:
     """Note the categories of a HistGradientBoosting model that codes columns by itself."""
     encoder = part._preprocessor.named_transformers_["encoder"]  # noqa: SLF001
-    for place, values in zip(np.flatnonzero(part.is_categorical_), encoder.categories_, strict=True):
+    coded = np.flatnonzero(part.is_categorical_).tolist()
+    for place, values in zip(coded, encoder.categories_, strict=True):
         if values.dtype.kind in "iuf":
             columns[place].special = [float(v) for v in values if not _is_missing(float(v))]
         else:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import onnx
 
-from models.convert.graph import ONNX_TYPES, Graph, label_array
+from models.convert.graph import ONNX_TYPES, Graph, class_labels, label_array
 from models.convert.predictors.compiler import Compiler, Predicted, Source
 from models.convert.sklearn_columns import Column
 from models.convert.trees import Precision
@@ -94,8 +93,6 @@ def _add_output(compiler: Compiler, spec: TensorSpec, found: Predicted, classes:
 
 
 def _labels(classes: Any) -> tuple[str | int, ...]:
-    from models.convert.graph import class_labels
-
     if classes is None:
         raise ConversionRefused("scikit-learn: the model gives places of classes, but no classes")
-    return class_labels(np.asarray(classes))
+    return class_labels(list(classes))

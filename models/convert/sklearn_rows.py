@@ -21,6 +21,9 @@ _UNSEEN_TEXT: Final = "a value that no training row had"
 _UNSEEN_CODE: Final = -987_654
 _MAX_PROBED: Final = 200
 _KEPT_ROWS: Final = 500
+_MAX_SINGLE_ROWS: Final = 4000
+_CHUNK_ROWS: Final = 50
+_LEAST_ROWS: Final = 100
 _MISSING_SHARE: Final = 0.1
 _SPECIAL_SHARE: Final = 0.8
 
@@ -78,11 +81,11 @@ def pack(values: Mapping[str, Array], columns: Sequence[Column], signature: Sign
 
 def make_rows(
     estimator: Any, columns: Sequence[Column], signature: Signature, accepted: Accepted,
-    sample: Inputs | None,
+    sample: Inputs | None, native: Answer,
 ) -> Inputs:  # fmt: skip
-    """Return the rows to compare on, as served inputs."""
+    """Return the rows to compare on, as served inputs; of those made up, the ones it takes."""
     rng = np.random.default_rng(_SEED)
-    rows = [sample] if sample is not None else []
+    rows: list[Inputs] = []
     is_matrix = len(signature.inputs) == 1 and all(c.kind == "number" for c in columns)
     if is_matrix:
         name = signature.inputs[0].name
@@ -97,10 +100,47 @@ def make_rows(
         if sample is not None:
             rows.append(_one_changed(sample, rows[-1], rng))
     datatypes = {spec.name: numpy_dtype(spec.datatype) for spec in signature.inputs}
-    return {
+    made = {
         name: np.concatenate([part[name] for part in rows]).astype(dtype)
         for name, dtype in datatypes.items()
     }
+    made = accepted_rows(native, made)
+    if sample is None:
+        return made
+    # The sample first, and whole: what is wrong with it is the user's to know.
+    return {name: np.concatenate([sample[name].astype(v.dtype), v]) for name, v in made.items()}
+
+
+def accepted_rows(native: Answer, rows: Inputs) -> Inputs:
+    """Return the rows that the native model takes at all: a logarithm, say, refuses many.
+
+    Raises ConversionRefused where it refuses nearly all of them.
+    """
+    if _answers(native, rows):
+        return rows
+    count = len(next(iter(rows.values())))
+    kept: list[int] = []
+    for start in range(0, min(count, _MAX_SINGLE_ROWS), _CHUNK_ROWS):
+        chunk = range(start, min(start + _CHUNK_ROWS, count))
+        if _answers(native, _picked(rows, chunk)):
+            kept.extend(chunk)
+        else:
+            kept.extend(i for i in chunk if _answers(native, _picked(rows, [i])))
+    if len(kept) < _LEAST_ROWS:
+        native(rows)  # says itself what is wrong with them
+    return _picked(rows, kept)
+
+
+def _picked(rows: Inputs, at: Sequence[int]) -> Inputs:
+    return {name: values[list(at)] for name, values in rows.items()}
+
+
+def _answers(native: Answer, rows: Inputs) -> bool:
+    try:
+        native(rows)
+    except ConversionRefused:
+        return False
+    return True
 
 
 def missing_rows(
@@ -179,9 +219,7 @@ def _numbers(
                 is_nan_allowed=column.name in accepted.missing,
                 is_infinity_allowed=accepted.infinity and not column.special,
             )
-            for column, thresholds in zip(
-                columns, trees.thresholds(len(columns)), strict=True
-            )
+            for column, thresholds in zip(columns, trees.thresholds(len(columns)), strict=True)
         ]
         return edge_matrix(edges, base, rng)
     ordinary = np.stack([_draw(c, ROWS, accepted, rng) for c in columns], axis=1)

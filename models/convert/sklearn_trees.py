@@ -14,6 +14,7 @@ import numpy as np
 from onnx import TensorProto
 
 from models.convert.graph import class_labels, label_array
+from models.convert.sklearn_writer import Writer
 from models.convert.tree_sets import with_sets
 from models.convert.trees import (
     LEAF,
@@ -27,7 +28,6 @@ from models.convert.trees import (
     ensemble_node,
 )
 from models.errors import ConversionRefused
-from models.servable import Array
 
 Link: TypeAlias = Literal["identity", "exp", "sigmoid", "softmax"]
 Converter: TypeAlias = Callable[[Any, Any, Any], None]
@@ -49,7 +49,7 @@ class TreeModel:
     """A fitted tree estimator: its trees, what turns their sum into the answer, its classes.
 
     ``is_float32``: the native model casts its input to float32 before it compares.
-    ``encoding``: what it does to its columns before that.
+    ``encoding``: what it does to its columns before that. ``slope``: of the sigmoid.
     """
 
     forest: Forest
@@ -57,6 +57,7 @@ class TreeModel:
     classes: tuple[str | int, ...] | None
     is_float32: bool
     encoding: Encoding | None = None
+    slope: float = 1.0
 
     def thresholds(self, features: int) -> list[Floats]:
         """Return the distinct thresholds of each feature as the caller orders them.
@@ -183,14 +184,9 @@ def _gradient_boosting(estimator: Any) -> TreeModel:
     forest = Forest(trees, tuple(base.ravel().tolist()))
     if classes is None:
         return TreeModel(forest, "identity", None, is_float32=True)
-    if estimator.loss == "exponential":
-        forest = _scaled(forest, 2.0)
-    return TreeModel(forest, "softmax" if targets > 1 else "sigmoid", classes, is_float32=True)
-
-
-def _scaled(forest: Forest, factor: float) -> Forest:
-    trees = tuple(replace(tree, values=tree.values * factor) for tree in forest.trees)
-    return Forest(trees, tuple(value * factor for value in forest.base))
+    link: Link = "softmax" if targets > 1 else "sigmoid"
+    slope = 2.0 if estimator.loss == "exponential" else 1.0
+    return TreeModel(forest, link, classes, is_float32=True, slope=slope)
 
 
 def _hist_gradient_boosting(estimator: Any) -> TreeModel:
@@ -238,7 +234,7 @@ def _encoding(estimator: Any) -> Encoding | None:
     coded = []
     for place, values in zip(np.flatnonzero(is_coded), encoder.categories_, strict=True):
         # A missing value of training has the last code, but is sent on as missing.
-        known = tuple(v for v in values.tolist() if v is not None and v == v)  # noqa: PLR0124
+        known = tuple(v for v in values.tolist() if v is not None and v == v)
         coded.append((int(place), known))
     return Encoding(tuple(coded), tuple(np.flatnonzero(~np.asarray(is_coded)).tolist()))
 
@@ -271,11 +267,11 @@ def _convert(scope: Any, operator: Any, container: Any) -> None:
     from skl2onnx.common.data_types import DoubleTensorType, guess_proto_type
 
     model = tree_model(operator.raw_operator)
-    if model is None:
-        raise ConversionRefused(f"{type(operator.raw_operator).__name__} has no trees")
+    if model is None or model.encoding is not None:
+        raise ConversionRefused(f"{type(operator.raw_operator).__name__}: categories in here")
     source = operator.inputs[0]
     precision: Precision = "float64" if isinstance(source.type, DoubleTensorType) else "float32"
-    write = _Writer(scope, container)
+    write = Writer(scope, container)
     matrix = source.full_name
     if precision == "float32" or model.is_float32:
         matrix = write.node("Cast", matrix, to=TensorProto.FLOAT)
@@ -299,36 +295,11 @@ def _convert(scope: Any, operator: Any, container: Any) -> None:
     )
 
 
-def _probabilities(write: _Writer, raw: str, model: TreeModel) -> str:
+def _probabilities(write: Writer, raw: str, model: TreeModel) -> str:
     if model.link == "softmax":
         return write.node("Softmax", raw, axis=1)
     if model.link == "sigmoid":
-        negative = write.node("Sigmoid", write.node("Neg", raw))
-        return write.node("Concat", negative, write.node("Sigmoid", raw), axis=1)
+        margin = write.node("Mul", raw, write.constant(np.array(model.slope, np.float32)))
+        negative = write.node("Sigmoid", write.node("Neg", margin))
+        return write.node("Concat", negative, write.node("Sigmoid", margin), axis=1)
     return raw
-
-
-class _Writer:
-    """Adds plain nodes to the graph that skl2onnx is building."""
-
-    def __init__(self, scope: Any, container: Any) -> None:
-        self._scope = scope
-        self._container = container
-
-    def node(self, op: str, *inputs: str, output: str = "", **attributes: object) -> str:
-        name = output or str(self._scope.get_unique_variable_name(op.lower()))
-        self._container.add_node(
-            op, list(inputs), [name], name=self._scope.get_unique_operator_name(op), **attributes
-        )
-        return name
-
-    def constant(self, values: Array) -> str:
-        name = str(self._scope.get_unique_variable_name("classes"))
-        is_text = values.dtype == object
-        self._container.add_initializer(
-            name,
-            TensorProto.STRING if is_text else TensorProto.INT64,
-            list(values.shape),
-            [value.encode() for value in values] if is_text else values.tolist(),
-        )
-        return name

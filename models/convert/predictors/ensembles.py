@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -124,9 +123,7 @@ def _boosted_classifier(compiler: Compiler, estimator: Any, source: Source) -> P
         sums.append(compiler.add("MatMul", votes, compiler.number(gain)))
     decision = compiler.weighted_sum(sums, weights / total)
     if count == 2:
-        scores = compiler.add(
-            "Sub", compiler.gather(decision, [1]), compiler.gather(decision, [0])
-        )
+        scores = compiler.add("Sub", compiler.gather(decision, [1]), compiler.gather(decision, [0]))
         # softmax of half the decision, once with each sign
         found_probabilities = compiler.both_sides(scores)
         return Predicted(compiler.is_positive(scores), "", "", found_probabilities, scores)

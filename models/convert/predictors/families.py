@@ -18,7 +18,6 @@ from models.convert.predictors import (
 )
 from models.convert.predictors.compiler import Handler
 
-
 _SCORED: Final = frozenset(
     {"LinearSVC", "NuSVC", "OneVsOneClassifier", "OneVsRestClassifier",
      "PassiveAggressiveClassifier", "Perceptron", "RidgeClassifier", "RidgeClassifierCV", "SVC",

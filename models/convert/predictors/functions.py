@@ -10,9 +10,13 @@ import numpy as np
 class Writer(Protocol):
     """What these functions need of whoever writes the graph."""
 
-    def add(self, op: str, *inputs: str) -> str: ...
+    def add(self, op: str, *inputs: str) -> str:
+        """Add one node and return its one output."""
+        ...
 
-    def number(self, values: Any) -> str: ...
+    def number(self, values: Any) -> str:
+        """Add a constant."""
+        ...
 
 
 def write_function(write: Writer, function: Any, tensor: str) -> str | None:

@@ -51,8 +51,8 @@ def _sums(compiler: Compiler, estimator: Any, source: Source) -> str:
     if not len(estimator.support_vectors_):
         raise ConversionRefused(f"{type(estimator).__name__}: it has no support vectors")
     vectors = _dense(estimator.support_vectors_)
-    coefficients = _dense(estimator._dual_coef_)  # noqa: SLF001 (signs as libsvm has them)
-    intercept = np.asarray(estimator._intercept_, np.float64)  # noqa: SLF001
+    coefficients = _dense(estimator._dual_coef_)
+    intercept = np.asarray(estimator._intercept_, np.float64)
     counts = np.asarray(estimator._n_support)  # noqa: SLF001
     if hasattr(estimator, "classes_"):
         coefficients = _pairs(coefficients, counts)
@@ -92,7 +92,7 @@ def _classifier(compiler: Compiler, estimator: Any, source: Source) -> Predicted
             scores = ovr_scores(compiler, *pair_votes(compiler, against, count))
         index = compiler.best(scores if estimator.break_ties else votes)
         found = Predicted(index=index, scores=scores)
-    if not estimator.probability:
+    if not hasattr(estimator, "predict_proba"):
         return found
     # libsvm couples the pairs' probabilities in a loop, which the operator behind skl2onnx has.
     outputs = compiler.piece(estimator, source)

@@ -15,7 +15,9 @@ from models.errors import ConversionRefused
 
 def _binary_score(compiler: Compiler, found: Predicted, member: Any) -> tuple[str, float]:
     """Return the score ``(rows, 1)`` of the second class, and what it must exceed."""
-    if found.scores and hasattr(member, "decision_function"):
+    if hasattr(member, "decision_function"):
+        if not found.scores:
+            raise ConversionRefused(f"{type(member).__name__}: its decision_function is not known")
         return found.scores, 0.0
     if found.probabilities:
         return compiler.gather(found.probabilities, [1]), 0.5

@@ -54,14 +54,22 @@ def _roughly_nearest(compiler: Compiler, matrix: str, rows: Array, count: int) -
 
 
 def _distances(compiler: Compiler, matrix: str, taken: str, metric: str, width: int) -> str:
-    difference = compiler.add("Sub", compiler.shaped(matrix, -1, 1, width), taken)
-    axis = compiler.whole([2])
-    if metric == "euclidean":
-        square = compiler.add("Mul", difference, difference)
-        return compiler.add("Sqrt", compiler.add("ReduceSum", square, axis, keepdims=0))
-    size = compiler.add("Abs", difference)
-    op = "ReduceSum" if metric == "manhattan" else "ReduceMax"
-    return compiler.add(op, size, axis, keepdims=0)
+    """Return ``(rows, taken)``, each sum in the order of the columns, as the native loops add."""
+    total = ""
+    for column in range(width):
+        own = compiler.gather(matrix, [column])
+        theirs = compiler.add("Gather", taken, compiler.whole(column), axis=2)
+        part = compiler.add("Sub", own, theirs)
+        part = (
+            compiler.add("Mul", part, part)
+            if metric == "euclidean"
+            else (compiler.add("Abs", part))
+        )
+        if not total:
+            total = part
+        else:
+            total = compiler.add("Max" if metric == "chebyshev" else "Add", total, part)
+    return compiler.add("Sqrt", total) if metric == "euclidean" else total
 
 
 def _smallest(compiler: Compiler, tensor: str, count: int) -> tuple[str, str]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
+from onnx import TensorProto
 
 from models.convert.predictors.compiler import Compiler, Handler, Predicted, Source
 from models.convert.predictors.kernels import signs
 from models.convert.sklearn_trees import isolation_forest
 from models.convert.trees import ensemble_node
-from onnx import TensorProto
 
 
 def _isolation_forest(compiler: Compiler, estimator: Any, source: Source) -> Predicted:

@@ -11,8 +11,7 @@ from typing import Any, Final
 import onnx
 
 from models.convert.graph import Graph
-from models.convert.sklearn_imputer import imputer_converters
-from models.convert.sklearn_trees import converters
+from models.convert.sklearn_transforms import transform_converters, transform_shapes
 from models.convert.trees import ML_DOMAIN, ML_OPSET, OPSET, Precision
 from models.errors import ConversionRefused
 
@@ -47,9 +46,7 @@ def add_piece(graph: Graph, estimator: Any, piece: Piece, prefix: str) -> list[s
         constant.name = prefix + constant.name
     for value, tensor in zip(inner.input, piece.tensors, strict=True):
         if tensor:
-            graph.nodes.append(
-                onnx.helper.make_node("Identity", [tensor], [prefix + value.name])
-            )
+            graph.nodes.append(onnx.helper.make_node("Identity", [tensor], [prefix + value.name]))
     graph.nodes.extend(inner.node)
     graph.constants.extend(inner.initializer)
     return [prefix + value.name for value in inner.output]
@@ -68,7 +65,8 @@ def _convert(estimator: Any, piece: Piece) -> onnx.ModelProto:
                 initial_types=_initial_types(piece),
                 target_opset={"": OPSET, ML_DOMAIN: ML_OPSET},
                 options={id(estimator): _NO_ZIPMAP} if _has_zipmap(estimator) else None,
-                custom_conversion_functions=converters() | imputer_converters(),
+                custom_conversion_functions=transform_converters(),
+                custom_shape_calculators=transform_shapes(),
             )
     except (MissingConverter, MissingShapeCalculator) as error:
         missing = _missing(str(error)) or name

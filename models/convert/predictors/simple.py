@@ -99,6 +99,13 @@ def _mixture(compiler: Compiler, estimator: Any, source: Source) -> Predicted:
     return Predicted(label=whole, probabilities=compiler.cast(probabilities))
 
 
+def _refused(_compiler: Compiler, estimator: Any, _source: Source) -> Predicted:
+    raise ConversionRefused(
+        f"scikit-learn: {type(estimator).__name__} is not supported: how many training rows "
+        "answer differs from row to row"
+    )
+
+
 HANDLERS: Final[dict[str, Handler]] = {
     "Pipeline": _pipeline,
     **dict.fromkeys(
@@ -106,6 +113,7 @@ HANDLERS: Final[dict[str, Handler]] = {
         _best_estimator,
     ),
     "FrozenEstimator": _frozen,
+    **dict.fromkeys(("RadiusNeighborsClassifier", "RadiusNeighborsRegressor"), _refused),
     **dict.fromkeys(("RFE", "RFECV"), _selected),
     **dict.fromkeys(("KMeans", "MiniBatchKMeans", "MeanShift", "AffinityPropagation"), _centres),
     "Birch": _birch,

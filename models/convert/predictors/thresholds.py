@@ -21,12 +21,14 @@ def _member(compiler: Compiler, member: Any, source: Source) -> str:
     found = compiler.predict(member.estimator, source)
     classes = member.estimator.classes_
     count = len(member.classes)
-    if found.scores and hasattr(member.estimator, "decision_function"):
+    if hasattr(member.estimator, "decision_function"):
         scores = found.scores
     elif found.probabilities:
         scores = found.probabilities
         scores = compiler.gather(scores, [1]) if count == 2 else scores
     else:
+        scores = ""
+    if not scores:
         raise ConversionRefused(f"{type(member.estimator).__name__}: no scores to calibrate")
     if member.method not in ("sigmoid", "isotonic"):
         raise ConversionRefused(
@@ -114,9 +116,7 @@ def _threshold(compiler: Compiler, estimator: Any, source: Source) -> Predicted:
     else:
         score, default = compiler.gather(found.probabilities, [place]), 0.5
     limit = default if threshold == "auto" else float(threshold)
-    flag = compiler.is_positive(
-        compiler.add("Sub", score, compiler.number(limit)), or_zero=True
-    )
+    flag = compiler.is_positive(compiler.add("Sub", score, compiler.number(limit)), or_zero=True)
     index = flag if place == 1 else compiler.add("Sub", compiler.whole(1), flag)
     return Predicted(index, "", "", found.probabilities, found.scores)
 

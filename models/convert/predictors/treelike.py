@@ -31,7 +31,10 @@ def _tree(compiler: Compiler, estimator: Any, source: Source) -> Predicted:
     if model.link == "softmax":
         probabilities = compiler.add("Softmax", sums, axis=1)
     elif model.link == "sigmoid":
-        probabilities = compiler.both_sides(sums)
+        margin = sums
+        if model.slope != 1.0:
+            margin = compiler.add("Mul", sums, compiler.number(model.slope))
+        probabilities = compiler.both_sides(margin)
     else:
         return Predicted(index=compiler.best(raw), probabilities=sums)
     # The margin itself: probabilities of equal classes may round apart.
@@ -78,10 +81,14 @@ def _lightgbm(compiler: Compiler, estimator: Any, source: Source) -> Predicted:
     from models.convert.lightgbm import add_inner_model
 
     matrix = compiler.matrix(source)
-    result, is_classifier = add_inner_model(compiler.graph, estimator, matrix, compiler.precision)
-    if not is_classifier:
-        return Predicted(values=compiler.shaped(compiler.cast(result), -1, 1))
-    return Predicted(index=compiler.best(result), probabilities=compiler.cast(result))
+    inner = add_inner_model(compiler.graph, estimator, matrix, compiler.precision)
+    if not inner.probabilities:
+        return Predicted(values=compiler.shaped(compiler.cast(inner.prediction), -1, 1))
+    return Predicted(
+        index=compiler.best(inner.probabilities),
+        probabilities=compiler.cast(inner.probabilities),
+        scores=compiler.cast(inner.raw),
+    )
 
 
 _TREES: Final = (
