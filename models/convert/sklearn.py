@@ -25,6 +25,7 @@ from models.convert.sklearn_columns import (
     Column,
     final_estimator,
     fitted_columns,
+    has_jumps,
     replace_missing_texts,
     sees_columns,
 )
@@ -72,7 +73,7 @@ def _order(estimator: Any, frame: Frame) -> tuple[Precision, ...]:
     has_steps = type(estimator).__name__ == "Pipeline"
     final = final_estimator(estimator)
     is_tree = tree_model(final) is not None or type(final).__module__.startswith("lightgbm")
-    if not frame.is_matrix or (has_steps and is_tree):
+    if not frame.is_matrix or (has_steps and is_tree) or has_jumps(estimator):
         return ("float64", "float32")
     return ("float32", "float64")
 

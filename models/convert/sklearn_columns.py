@@ -21,6 +21,9 @@ _WRAPPERS: Final = frozenset(
     {"GridSearchCV", "RandomizedSearchCV", "TransformedTargetRegressor",
      "TunedThresholdClassifierCV"}
 )  # fmt: skip
+_JUMPS: Final = frozenset(
+    {"Binarizer", "KBinsDiscretizer", "OneHotEncoder", "OrdinalEncoder", "TargetEncoder"}
+)
 _TEXTS: Final = frozenset(
     {"CountVectorizer", "TfidfVectorizer", "HashingVectorizer", "FeatureHasher", "DictVectorizer"}
 )
@@ -65,6 +68,11 @@ def fitted_columns(estimator: Any) -> tuple[list[Column], bool]:
     ]
     _visit(estimator, columns)
     return columns, texts is not None
+
+
+def has_jumps(estimator: Any) -> bool:
+    """Return whether a transformer inside compares, so that rounding its input changes more."""
+    return any(type(part).__name__ in _JUMPS for part in _parts(estimator))
 
 
 def _refuse_texts(estimator: Any) -> None:
@@ -181,6 +189,14 @@ def _visit(part: Any, columns: Sequence[Column]) -> bool:
     if kind == "SimpleImputer":
         _note_imputer(part, columns)
         return True
+    if kind == "KBinsDiscretizer":
+        for column, edges in zip(columns, part.bin_edges_, strict=False):
+            _note_edges(column, edges)
+        return False
+    if kind == "Binarizer":
+        for column in columns:
+            _note_edges(column, [part.threshold])
+        return False
     if hasattr(part, "categories_"):
         for column, values in zip(columns, part.categories_, strict=False):
             _note_categories(column, values)
@@ -227,11 +243,19 @@ def _note_categories(column: Column, values: Any) -> None:
         column.categories = [int(value) for value in known]
     elif values.dtype.kind == "f":
         column.kind = "number"
+        column.special.extend(float(value) for value in known)
     else:
         raise ConversionRefused(
             f"column {column.name!r}: categories of mixed or unknown kind ({values.dtype}) are "
             "not supported: use text or whole numbers"
         )
+
+
+def _note_edges(column: Column, edges: Any) -> None:
+    """Note the numbers at which something changes, and those beside them as float32 has them."""
+    cast = np.asarray(edges, np.float64).astype(np.float32)
+    for values in (cast, np.nextafter(cast, -np.inf), np.nextafter(cast, np.inf)):
+        column.special.extend(float(value) for value in values[np.isfinite(values)])
 
 
 def _note_codes(part: Any, columns: Sequence[Column]) -> None:

@@ -21,7 +21,7 @@ _UNSEEN_TEXT: Final = "a value that no training row had"
 _UNSEEN_CODE: Final = -987_654
 _MAX_PROBED: Final = 200
 _KEPT_ROWS: Final = 500
-_MAX_SINGLE_ROWS: Final = 4000
+_MAX_SINGLE_ROWS: Final = 1000
 _CHUNK_ROWS: Final = 50
 _LEAST_ROWS: Final = 100
 _MISSING_SHARE: Final = 0.1
@@ -84,6 +84,8 @@ def make_rows(
     sample: Inputs | None, native: Answer,
 ) -> Inputs:  # fmt: skip
     """Return the rows to compare on, as served inputs; of those made up, the ones it takes."""
+    if sample is not None:
+        native(sample)  # what is wrong with a row of it is the user's to know, at once
     rng = np.random.default_rng(_SEED)
     rows: list[Inputs] = []
     is_matrix = len(signature.inputs) == 1 and all(c.kind == "number" for c in columns)
@@ -107,7 +109,6 @@ def make_rows(
     made = accepted_rows(native, made)
     if sample is None:
         return made
-    # The sample first, and whole: what is wrong with it is the user's to know.
     return {name: np.concatenate([sample[name].astype(v.dtype), v]) for name, v in made.items()}
 
 
@@ -119,9 +120,10 @@ def accepted_rows(native: Answer, rows: Inputs) -> Inputs:
     if _answers(native, rows):
         return rows
     count = len(next(iter(rows.values())))
+    order = np.random.default_rng(_SEED).permutation(count)[:_MAX_SINGLE_ROWS].tolist()
     kept: list[int] = []
-    for start in range(0, min(count, _MAX_SINGLE_ROWS), _CHUNK_ROWS):
-        chunk = range(start, min(start + _CHUNK_ROWS, count))
+    for start in range(0, len(order), _CHUNK_ROWS):
+        chunk = order[start : start + _CHUNK_ROWS]
         if _answers(native, _picked(rows, chunk)):
             kept.extend(chunk)
         else:
@@ -227,6 +229,7 @@ def _numbers(
     for column in columns:
         special = [0.0, -0.0, 1e-30, -1e-30, column.center, column.center + 10 * column.scale,
                    column.center - 10 * column.scale]  # fmt: skip
+        special += column.special
         if column.name in accepted.missing:
             special.append(np.nan)
         edges.append(np.array(special, dtype=np.float32))

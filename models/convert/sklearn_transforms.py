@@ -108,6 +108,8 @@ def _column(write: Writer, matrix: str, place: int) -> str:
 def _bins(scope: Any, operator: Any, container: Any) -> None:
     model = operator.raw_operator
     write = Writer(scope, container, operator)
+    if not write.is_double:
+        raise ConversionRefused("KBinsDiscretizer: its edges are compared in double only")
     matrix = write.numbers()
     parts = []
     for place, edges in enumerate(model.bin_edges_):
