@@ -78,6 +78,7 @@ def _measure(
     reason: str | None,
     has_control_flow: bool,
 ) -> Json:
+    from models.golden import drift
     from models.memory import anonymous_bytes, trim
     from models.probe import probe
     from models.runtime import onnx as runtime
@@ -95,7 +96,9 @@ def _measure(
     session = runtime.open_session(graph, threads)
     load_s = time.perf_counter() - start
     runtime.check_session(session, signature)
-    probed = probe(runtime.OnnxServable(session, signature).run, signature, reason)
+    servable = runtime.OnnxServable(session, signature)
+    probed = probe(servable.run, signature, reason)
+    drifted = drift(servable.run, signature, manifest.parity)
     trim()
     return Inspection(
         signature=probed.signature,
@@ -105,6 +108,7 @@ def _measure(
         run_s=probed.run_s,
         load_s=load_s,
         private_bytes=max(anonymous_bytes() - before, 0),
+        drift=drifted,
     ).to_json()
 
 

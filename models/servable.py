@@ -29,7 +29,8 @@ class Inspection:
     ``mode``: how workers hold the weights (``private``, ``mapped`` or ``packed``), and
     ``mode_reason`` why so. ``graph``: digest of the graph object that workers open; empty: the
     manifest's. ``resident``: digest to bytes of all that serving and loading read, once a machine;
-    empty: the manifest's graph and tensors.
+    empty: the manifest's graph and tensors. ``drift``: how its golden rows are answered otherwise
+    here than when it was pushed; empty: they are not.
     """
 
     signature: Signature
@@ -43,6 +44,7 @@ class Inspection:
     mode_reason: str = ""
     graph: str = ""
     resident: Mapping[str, int] = field(default_factory=dict)
+    drift: str = ""
 
     def to_json(self) -> JsonObject:
         """Return the JSON form, for the wire and for the persisted state."""
@@ -66,6 +68,7 @@ def parse_inspection(document: Mapping[str, Any]) -> Inspection:
         mode_reason=str(document.get("mode_reason", "")),
         graph=str(document.get("graph", "")),
         resident={str(k): int(v) for k, v in document.get("resident", {}).items()},
+        drift=str(document.get("drift", "")),
     )
 
 

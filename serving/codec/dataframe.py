@@ -39,7 +39,7 @@ def rows_of(document: Mapping[str, Any], field: str) -> list[Any]:
         for index, row in enumerate(value):
             if type(row) is not dict:
                 raise InvalidInput(f"{field}[{index}]: expected an object, got {kind_of(row)}")
-        return value
+        return list(value)
     return _split(value)
 
 
@@ -70,7 +70,7 @@ def _split(value: Any) -> list[Any]:
             found = f"{len(row)} values" if type(row) is list else kind_of(row)
             raise InvalidInput(f"{SPLIT}.data[{index}]: {found} under {len(columns)} columns")
     if columns == list(range(len(columns))) and not any(type(n) is bool for n in columns):
-        return data
+        return list(data)
     _check_names(columns)
     return [dict(zip(columns, row, strict=True)) for row in data]
 

@@ -110,6 +110,8 @@ class VersionLoads:
         plan = ledger.plan(record)
         limit_bytes = self._inspect_memory_bytes or max(0, plan.free_bytes - plan.new_bytes)
         inspection = await asyncio.to_thread(self._inspect, manifest, limit_bytes)
+        if inspection.drift:
+            raise LoadFailed(inspection.drift)
         ledger.measure(key, inspection.private_bytes)
         ledger.admit(key, manifest)
         operation.at("loading in the workers", 0.6)

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from models.convert import ConvertOptions, convert
+from models.golden import drift
 from models.package import Package
 from models.runtime.onnx import OnnxLoader, OnnxServable
 from models.servable import Array, Inspection, LoadSpec
@@ -57,7 +58,9 @@ def serve(tmp_path: Path) -> Callable[..., Served]:
         signature = parse_signature(package.manifest.signature)
         inspection = Inspection(signature, False, "", False, 0.0, 0.0, 0)
         spec = LoadSpec("m", 1, package.manifest, folder, 1, inspection)
-        return Served(package, signature, OnnxLoader(threads=1).load(spec))
+        servable = OnnxLoader(threads=1).load(spec)
+        assert drift(servable.run, signature, package.manifest.parity) == ""
+        return Served(package, signature, servable)
 
     return serve
 
