@@ -188,8 +188,9 @@ def _unpickle(path: Path) -> Any:
             raise ConversionRefused(
                 f"{shown(path.name)} was saved with scikit-learn "
                 f"{warning.message.original_sklearn_version}, here is "
-                f"{warning.message.current_sklearn_version}: answers may differ; push from an "
-                "environment with that version, or save the model again"
+                f"{warning.message.current_sklearn_version}: answers may differ; use "
+                "`--python EXE` with the interpreter of an environment that has that version, or "
+                "save the model again"
             )
     return model
 

@@ -52,7 +52,9 @@ class Sample:
         """Return the rows as inputs; raises ConversionRefused naming the column that lacks."""
         found = {}
         for spec in signature.inputs:
-            if len(spec.shape) == 2 and spec.shape[1] == 1 and spec.columns is None:
+            is_column = len(spec.shape) == 2 and spec.shape[1] == 1 and spec.columns is None
+            # A matrix of one column without a name takes the one column that there is.
+            if is_column and (len(signature.inputs) > 1 or spec.name in self.columns):
                 found[spec.name] = self._column(spec.name, spec)[:, None]
             elif len(spec.shape) == 1:
                 found[spec.name] = self._column(spec.name, spec)

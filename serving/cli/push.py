@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -74,6 +75,13 @@ def push(
             parser=real(0, 1),
         ),
     ] = 1e-5,
+    python: Annotated[
+        Path | None,
+        typer.Option(
+            "--python", metavar="EXE",
+            help="Convert with this interpreter: its libraries are those that saved the model.",
+        ),
+    ] = None,
     meta: Annotated[
         list[str] | None,
         typer.Option("--meta", metavar="KEY=VALUE", help="Kept with the version; may be repeated."),
@@ -100,7 +108,7 @@ def push(
     with INTERRUPT.told(lambda: f"stopped, {stage.done}"), admin_client(admin_url) as client:
         # Before a conversion of minutes, and with a clear reason if it would be in vain.
         client.check_push()
-        package = _convert(name, path, format_name, sample, tolerance, metadata)
+        package = _convert(name, path, format_name, sample, tolerance, metadata, python)
         result = _send(client, package, reason, stage)
         if not as_json:
             _print_result(package, result)
@@ -138,15 +146,28 @@ def _convert(
     sample: Path | None,
     tolerance: float,
     metadata: JsonObject,
+    python: Path | None,
 ) -> Package:
-    from models.convert import ConvertOptions, convert
+    from models.convert import ConvertOptions
 
     options = ConvertOptions(format=format_name, sample=sample, tolerance=tolerance, meta=metadata)
     with working(f"converting {path.name}"):
-        package = convert(name, path, options, before_pickle=lambda: _warn_of_pickle(path))
+        package = _converter(python)(
+            name, path, options, before_pickle=lambda: _warn_of_pickle(path)
+        )
     # Minutes in libraries that may have swallowed it.
     INTERRUPT.check()
     return package
+
+
+def _converter(python: Path | None) -> Callable[..., Package]:
+    if python is None:
+        from models.convert import convert
+
+        return convert
+    from models.convert.elsewhere import convert_elsewhere
+
+    return partial(convert_elsewhere, python)
 
 
 def _warn_of_pickle(path: Path) -> None:

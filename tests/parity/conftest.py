@@ -22,6 +22,7 @@ from models.runtime.onnx import OnnxLoader, OnnxServable
 from models.servable import Array, Inspection, LoadSpec
 from models.signature import Signature, parse_signature
 from registry.ident import digest_hex
+from tests.unit.models.conftest import Shelf
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,14 @@ def serve(tmp_path: Path) -> Callable[..., Served]:
         return Served(package, signature, servable)
 
     return serve
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Shelf:
+    """An empty shelf, for files that are ONNX already."""
+    folder = tmp_path / "shelf"
+    folder.mkdir()
+    return Shelf(folder)
 
 
 @pytest.fixture

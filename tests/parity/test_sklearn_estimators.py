@@ -35,6 +35,8 @@ from sklearn import (
 from sklearn.datasets import load_breast_cancer, load_iris
 from sklearn.pipeline import make_pipeline
 
+from models.errors import ConversionRefused, LoadFailed
+
 from .conftest import Served, worst
 
 pytestmark = [
@@ -367,8 +369,6 @@ def test_neighbours_that_are_equally_far_are_those_of_the_native_model_or_refuse
     """On a grid many rows are equally far: what is served answers as natively at each of them."""
     x = np.stack(np.meshgrid(np.arange(12.0), np.arange(12.0)), axis=-1).reshape(-1, 2)
     model = neighbors.KNeighborsClassifier(4, algorithm="brute").fit(x, rng.integers(0, 2, 144))
-    from models.errors import ConversionRefused
-
     try:
         served = serve(model)
     except ConversionRefused as error:
@@ -376,6 +376,31 @@ def test_neighbours_that_are_equally_far_are_those_of_the_native_model_or_refuse
         return
     rows = x.astype(np.float32)
     check(model, served, {"input": rows}, rows.astype(np.float64))
+
+
+@pytest.mark.parametrize("zipmap", [True, False])
+def test_a14_a_classifier_exported_for_double_is_refused_or_right(tmp_path, shelf, zipmap):
+    """What skl2onnx makes for double input never serves unless it loads and answers."""
+    import skl2onnx
+    from skl2onnx.common.data_types import DoubleTensorType
+
+    x, y = load_iris(return_X_y=True)
+    model = forest().fit(x, y)
+    exported = skl2onnx.convert_sklearn(
+        model, initial_types=[("input", DoubleTensorType([None, 4]))],
+        options={id(model): {"zipmap": zipmap}}, target_opset=18,
+    )  # fmt: skip
+    path = tmp_path / "model.onnx"
+    path.write_bytes(exported.SerializeToString())
+    try:
+        package = shelf.put(path)
+        servable = shelf.load(package, shelf.inspect(package))
+    except (ConversionRefused, LoadFailed) as error:
+        assert str(error)  # noqa: PT017
+        assert zipmap
+        return
+    label = servable.run({"input": x})[0]
+    assert label.tolist() == model.predict(x).tolist()
 
 
 @pytest.mark.parametrize("name", ["histograms", "logistic", "svc probabilities", "neighbours"])
