@@ -31,7 +31,6 @@ from models.convert.sklearn_columns import (
 )
 from models.convert.sklearn_graph import Frame, build_graph
 from models.convert.sklearn_rows import Accepted, make_rows, missing_rows, ordinary_row, probe
-from models.convert.sklearn_trees import tree_model
 from models.convert.trees import Precision, library_versions
 from models.errors import ConversionRefused
 from models.parity import Answer, Inputs, compare, graph_answer
@@ -70,10 +69,7 @@ def convert_estimator(estimator: Any, sample: Sample | None, tolerance: float) -
 
 def _order(estimator: Any, frame: Frame) -> tuple[Precision, ...]:
     """Return what to try first: double where a rounding before a tree can turn a branch."""
-    has_steps = type(estimator).__name__ == "Pipeline"
-    final = final_estimator(estimator)
-    is_tree = tree_model(final) is not None or type(final).__module__.startswith("lightgbm")
-    if not frame.is_matrix or (has_steps and is_tree) or has_jumps(estimator):
+    if not frame.is_matrix or has_jumps(estimator):
         return ("float64", "float32")
     return ("float32", "float64")
 

@@ -14,12 +14,17 @@ from models.errors import ConversionRefused
 SENTINEL: Final = "__missing__"
 # Estimators that hand their table on to those inside: to several, or to one.
 _LISTS: Final = frozenset(
-    {"VotingClassifier", "VotingRegressor", "StackingClassifier", "StackingRegressor",
-     "OneVsRestClassifier", "OneVsOneClassifier", "MultiOutputRegressor"}
+    {"AdaBoostClassifier", "AdaBoostRegressor", "MultiOutputRegressor", "OneVsOneClassifier",
+     "OneVsRestClassifier", "StackingClassifier", "StackingRegressor", "VotingClassifier",
+     "VotingRegressor"}
 )  # fmt: skip
 _WRAPPERS: Final = frozenset(
     {"GridSearchCV", "RandomizedSearchCV", "TransformedTargetRegressor",
      "TunedThresholdClassifierCV"}
+)  # fmt: skip
+_TREE_NAMES: Final = (
+    "TreeClassifier", "TreeRegressor", "TreesClassifier", "TreesRegressor", "ForestClassifier",
+    "ForestRegressor", "BoostingClassifier", "BoostingRegressor", "IsolationForest",
 )  # fmt: skip
 _JUMPS: Final = frozenset(
     {"Binarizer", "KBinsDiscretizer", "OneHotEncoder", "OrdinalEncoder", "TargetEncoder"}
@@ -71,8 +76,15 @@ def fitted_columns(estimator: Any) -> tuple[list[Column], bool]:
 
 
 def has_jumps(estimator: Any) -> bool:
-    """Return whether a transformer inside compares, so that rounding its input changes more."""
-    return any(type(part).__name__ in _JUMPS for part in _parts(estimator))
+    """Return whether something inside compares numbers that were computed or must be equal.
+
+    Rounding those to float32 would change more than the last digits: a branch, or a category.
+    Trees that see the table itself are no such case, for their thresholds are rounded to suit.
+    """
+    names = {type(part).__name__ for part in _parts(estimator)}
+    is_computed = any(name == "Pipeline" or name.startswith("Stacking") for name in names)
+    has_trees = any(name.endswith(_TREE_NAMES) or name.startswith("LGBM") for name in names)
+    return bool(names & _JUMPS) or (is_computed and has_trees)
 
 
 def _refuse_texts(estimator: Any) -> None:
@@ -154,6 +166,7 @@ def _parts(estimator: Any) -> Iterator[Any]:
         children = [transformer for _, transformer in estimator.transformer_list]
     else:
         children = [inner for inner, _ in same_table(estimator)]
+        children += [getattr(estimator, "final_estimator_", "none")]
     for child in children:
         if not isinstance(child, str):
             yield from _parts(child)

@@ -378,6 +378,26 @@ def test_neighbours_that_are_equally_far_are_those_of_the_native_model_or_refuse
     check(model, served, {"input": rows}, rows.astype(np.float64))
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        scaled(ensemble.IsolationForest(n_estimators=5, random_state=0)),
+        scaled(ensemble.AdaBoostRegressor(n_estimators=3, random_state=0)),
+        ensemble.VotingRegressor([("t", scaled(tree.DecisionTreeRegressor(random_state=0)))]),
+        ensemble.StackingRegressor(
+            [("r", linear_model.Ridge())], tree.DecisionTreeRegressor(random_state=0)
+        ),
+        ensemble.BaggingRegressor(scaled(boosted(lgb.LGBMRegressor)), n_estimators=2),
+    ],
+    ids=["isolation", "adaboost", "votes", "stack", "bag"],
+)
+def test_a13_trees_that_see_computed_numbers_see_them_in_double(serve, rng, model):
+    """Wherever in a model a tree comes after other steps, those compute in double."""
+    x = rng.integers(0, 100, size=(200, 3)) / 10
+    served = serve(model.fit(x, np.sin(x).sum(axis=1)))
+    assert served.parity["precision"] == "float64"
+
+
 @pytest.mark.parametrize("zipmap", [True, False])
 def test_a14_a_classifier_exported_for_double_is_refused_or_right(tmp_path, shelf, zipmap):
     """What skl2onnx makes for double input never serves unless it loads and answers."""
