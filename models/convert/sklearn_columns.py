@@ -27,7 +27,14 @@ _TREE_NAMES: Final = (
     "ForestRegressor", "BoostingClassifier", "BoostingRegressor", "IsolationForest",
 )  # fmt: skip
 _JUMPS: Final = frozenset(
-    {"Binarizer", "KBinsDiscretizer", "OneHotEncoder", "OrdinalEncoder", "TargetEncoder"}
+    {
+        "Binarizer",
+        "KBinsDiscretizer",
+        "OneHotEncoder",
+        "OrdinalEncoder",
+        "QuantileTransformer",
+        "TargetEncoder",
+    }
 )
 _TEXTS: Final = frozenset(
     {"CountVectorizer", "TfidfVectorizer", "HashingVectorizer", "FeatureHasher", "DictVectorizer"}
@@ -206,6 +213,10 @@ def _visit(part: Any, columns: Sequence[Column]) -> bool:
         for column, edges in zip(columns, part.bin_edges_, strict=False):
             _note_edges(column, edges)
         return False
+    if kind == "QuantileTransformer":
+        for column, values in zip(columns, part.quantiles_.T, strict=False):
+            _note_edges(column, np.unique(values))
+        return True
     if kind == "Binarizer":
         for column in columns:
             _note_edges(column, [part.threshold])

@@ -33,6 +33,7 @@ from sklearn import (
     tree,
 )
 from sklearn.datasets import load_breast_cancer, load_iris
+from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.pipeline import make_pipeline
 
 from models.errors import ConversionRefused, LoadFailed
@@ -199,6 +200,9 @@ REGRESSORS = {
     "ordinal bins": make_pipeline(
         preprocessing.KBinsDiscretizer(4, encode="ordinal"), linear_model.Ridge()
     ),
+    "quantiles": make_pipeline(
+        preprocessing.QuantileTransformer(n_quantiles=10), linear_model.Ridge()
+    ),
     "logarithm": make_pipeline(preprocessing.FunctionTransformer(np.log1p), linear_model.Ridge()),
     "components": make_pipeline(decomposition.TruncatedSVD(2), linear_model.Ridge()),
     "dummy": dummy.DummyRegressor(),
@@ -340,6 +344,14 @@ def test_rare_and_unknown_categories_share_a_column(serve, rng):
     served = serve(model)
     (spec,) = served.signature.inputs
     check(model, served, {spec.name: cities[:, None]}, pd.DataFrame({"city": cities}))
+
+
+def test_text_vectorisers_are_refused_by_name(serve):
+    """Cutting text into words is not promised where it cannot be exact."""
+    texts = ["good film", "bad film", "good fun", "dull"] * 5
+    model = make_pipeline(TfidfVectorizer(), logistic()).fit(texts, [1, 0, 1, 0] * 5)
+    with pytest.raises(ConversionRefused, match="TfidfVectorizer: it cuts text by rules of Python"):
+        serve(model)
 
 
 def test_a_column_transformer_inside_other_models(serve, rng):
