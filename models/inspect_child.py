@@ -73,7 +73,7 @@ def _inspect(request: dict[str, Any]) -> JsonObject:
     return _measure(request, manifest, graph, reason, branches)
 
 
-def _inspect_native(request: dict[str, Any], manifest: Manifest) -> Json:
+def _inspect_native(request: dict[str, Any], manifest: Manifest) -> JsonObject:
     from models.native_child import inspect_native
     from models.runtime.native import prepare
 
@@ -89,6 +89,7 @@ def _measure(
     reason: str | None,
     has_control_flow: bool,
 ) -> JsonObject:
+    from models.golden import drift
     from models.memory import anonymous_bytes, trim
     from models.probe import probe
     from models.runtime import onnx as runtime
@@ -106,7 +107,9 @@ def _measure(
     session = runtime.open_session(graph, threads, has_prepacking=bool(request["has_prepacking"]))
     load_s = time.perf_counter() - start
     runtime.check_session(session, signature)
-    probed = probe(runtime.OnnxServable(session, signature).run, signature, reason)
+    servable = runtime.OnnxServable(session, signature)
+    probed = probe(servable.run, signature, reason)
+    drifted = drift(servable.run, signature, manifest.parity)
     trim()
     return Inspection(
         signature=probed.signature,
@@ -117,6 +120,7 @@ def _measure(
         load_s=load_s,
         private_bytes=max(anonymous_bytes() - before, 0),
         has_prepacking=bool(request["has_prepacking"]),
+        drift=drifted,
     ).to_json()
 
 

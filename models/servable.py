@@ -31,7 +31,8 @@ class Inspection:
     manifest's. ``resident``: digest to bytes of all that serving and loading read, once a machine;
     empty: the manifest's graph and tensors. The bytes are those at the start of the object: what
     loading alone reads lies behind them. ``has_prepacking``: the runtime may copy weights into the
-    order that its kernels like.
+    order that its kernels like. ``drift``: how its golden rows are answered otherwise here than
+    when it was pushed; empty: they are not.
     """
 
     signature: Signature
@@ -46,6 +47,7 @@ class Inspection:
     graph: str = ""
     resident: Mapping[str, int] = field(default_factory=dict)
     has_prepacking: bool = True
+    drift: str = ""
 
     def to_json(self) -> JsonObject:
         """Return the JSON form, for the wire and for the persisted state."""
@@ -70,6 +72,7 @@ def parse_inspection(document: Mapping[str, Any]) -> Inspection:
         graph=str(document.get("graph", "")),
         resident={str(k): int(v) for k, v in document.get("resident", {}).items()},
         has_prepacking=bool(document.get("has_prepacking", True)),
+        drift=str(document.get("drift", "")),
     )
 
 

@@ -281,8 +281,9 @@ def _unpickle(path: Path) -> Any:
             raise ConversionRefused(
                 f"{shown(path.name)} was saved with scikit-learn "
                 f"{versions.original_sklearn_version}, here is "
-                f"{versions.current_sklearn_version}: answers may differ; push from an "
-                "environment with that version, or save the model again"
+                f"{versions.current_sklearn_version}: answers may differ; use "
+                "`--python EXE` with the interpreter of an environment that has that version, or "
+                "save the model again"
             )
     return model
 

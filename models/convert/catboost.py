@@ -20,6 +20,7 @@ from models.convert.catboost_json import parse_json_dump
 from models.convert.choice import Candidate, NativeSide
 from models.convert.graph import (
     Graph,
+    InnerModel,
     NativeModel,
     add_label,
     class_labels,
@@ -93,7 +94,7 @@ def convert_object(model: Any, sample: Sample | None) -> Candidate:
         if forest is None:
             raise ConversionRefused(reason)
         graph = Graph()
-        _add_trees(graph, source, forest, "input", precision)
+        _add_outputs(graph, source, _add_trees(graph, forest, "input", precision))
         return graph.model(signature)
 
     answer = _native(source, signature)
@@ -107,28 +108,27 @@ def convert_object(model: Any, sample: Sample | None) -> Candidate:
     return Candidate(signature, build, answer, rows, "catboost", libraries, side)
 
 
-def add_model(
-    graph: Graph, model: Any, matrix: str, precision: Precision, signature: Signature
-) -> None:
-    """Add a CatBoost estimator that ends a pipeline; ``matrix`` is what the steps before give."""
+def add_inner_model(graph: Graph, model: Any, matrix: str, precision: Precision) -> InnerModel:
+    """Add a CatBoost estimator inside another model; ``matrix`` is what the steps before give."""
     source = _source(model)
     forest, reason = _forest(source)
     if forest is None:
         raise ConversionRefused(f"CatBoost: {reason}")
-    if {spec.name for spec in signature.outputs} != {spec.name for spec in _outputs(source)}:
-        raise ConversionRefused(f"CatBoost: {type(model).__name__} at the end of a pipeline")
     matrix = graph.add("Cast", matrix, to=onnx.TensorProto.FLOAT)  # as CatBoost reads it
-    _add_trees(graph, source, forest, matrix, precision)
+    raw, targets = _add_trees(graph, forest, matrix, precision), forest.target_count
+    if source.labels:
+        probabilities = _add_probabilities(graph, source, raw, "")
+        return InnerModel(raw, targets, probabilities=probabilities)
+    return InnerModel(raw, targets, prediction=_add_prediction(graph, source, raw, ""))
 
 
-def _add_trees(
-    graph: Graph, source: _Source, forest: Forest, matrix: str, precision: Precision
-) -> None:
+def _add_trees(graph: Graph, forest: Forest, matrix: str, precision: Precision) -> str:
+    """Add the trees over the float32 ``matrix`` and return the sums ``(rows, targets)``."""
     if precision == "float64":
         matrix = graph.add("Cast", matrix, to=onnx.TensorProto.DOUBLE)
     raw = graph.fresh("raw")
     graph.nodes.append(ensemble_node(forest, precision, matrix, raw))
-    _add_outputs(graph, source, raw)
+    return raw
 
 
 def _source(model: Any) -> _Source:
@@ -211,23 +211,30 @@ def _saved(model: Any, form: str) -> bytes:
 
 
 def _add_outputs(graph: Graph, source: _Source, raw: str) -> None:
-    if source.loss == "MultiClass":
-        graph.add("Softmax", raw, output="probabilities", axis=1)
-    elif source.loss == "MultiClassOneVsAll":
-        graph.add("Sigmoid", raw, output="probabilities")
-    elif source.labels:
-        # Both from the margin: 1 - p would lose the small one to rounding.
-        positive = graph.add("Sigmoid", raw)
-        negative = graph.add("Sigmoid", graph.add("Neg", raw))
-        graph.add("Concat", negative, positive, output="probabilities", axis=1)
     if source.labels:
+        _add_probabilities(graph, source, raw, "probabilities")
         add_label(graph, "probabilities", source.labels, output="label")
         return
     (spec,) = _outputs(source)
     if len(spec.shape) == 1:
         raw = graph.add("Reshape", raw, graph.constant(np.array([-1], np.int64)))
+    _add_prediction(graph, source, raw, "prediction")
+
+
+def _add_probabilities(graph: Graph, source: _Source, raw: str, output: str) -> str:
+    if source.loss == "MultiClass":
+        return graph.add("Softmax", raw, output=output, axis=1)
+    if source.loss == "MultiClassOneVsAll":
+        return graph.add("Sigmoid", raw, output=output)
+    # Both from the margin: 1 - p would lose the small one to rounding.
+    positive = graph.add("Sigmoid", raw)
+    negative = graph.add("Sigmoid", graph.add("Neg", raw))
+    return graph.add("Concat", negative, positive, output=output, axis=1)
+
+
+def _add_prediction(graph: Graph, source: _Source, raw: str, output: str) -> str:
     link = "Exp" if source.loss in _EXPONENTIAL else "Identity"
-    graph.add(link, raw, output="prediction")
+    return graph.add(link, raw, output=output)
 
 
 def _predict(source: _Source, table: Array) -> Array:

@@ -53,6 +53,20 @@ class Conversion:
     why_native: JsonObject = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class InnerModel:
+    """Tensors of a booster inside another model: predictions, or probabilities of a classifier.
+
+    ``raw``: sums of the trees, ``(rows, targets)``. ``prediction``: as many numbers for each row,
+    in any shape; "" for a classifier. ``probabilities``: ``(rows, classes)``, "" for a regressor.
+    """
+
+    raw: str
+    targets: int
+    prediction: str = ""
+    probabilities: str = ""
+
+
 @dataclass(slots=True)
 class Graph:
     """Nodes and constants, gathered in the order in which they compute."""
@@ -70,6 +84,12 @@ class Graph:
             helper.make_node(op, list(inputs), [output], name=output, domain=domain, **attributes)
         )
         return output
+
+    def add_two(self, op: str, *inputs: str, **attributes: Any) -> tuple[str, str]:
+        """Add one node with two outputs and return their names."""
+        names = (self.fresh(op), self.fresh(op))
+        self.nodes.append(helper.make_node(op, list(inputs), names, name=names[0], **attributes))
+        return names
 
     def constant(self, value: Array) -> str:
         """Add a constant and return its name."""

@@ -13,6 +13,7 @@ import onnx
 from models.convert.choice import Candidate, NativeSide
 from models.convert.graph import (
     Graph,
+    InnerModel,
     NativeModel,
     add_label,
     class_labels,
@@ -56,22 +57,21 @@ def convert_object(model: Any, sample: Sample | None) -> Candidate:
     return _candidate(text, classes, sample)
 
 
-def add_model(
-    graph: Graph, model: Any, matrix: str, precision: Precision, signature: Signature
-) -> None:
-    """Add a LightGBM estimator that ends a pipeline; ``matrix`` is what the steps before give."""
+def add_inner_model(graph: Graph, model: Any, matrix: str, precision: Precision) -> InnerModel:
+    """Add a LightGBM estimator inside another model; ``matrix`` is what the steps before give."""
     text, classes = _text(model)
     parsed = parse_text_model(text)
     if parsed.is_linear:
-        raise ConversionRefused("LightGBM: linear trees (linear_tree=true) inside a pipeline")
-    is_classifier, labels = _classes(parsed, classes)
+        raise ConversionRefused("LightGBM: linear trees (linear_tree=true) inside another model")
+    is_classifier, _ = _classes(parsed, classes)
     if _columns(parsed) is not None:
         raise ConversionRefused("LightGBM: pandas categories inside a pipeline are not supported")
-    named = {spec.name for spec in signature.outputs}
-    if named != ({"label", "probabilities"} if is_classifier else {"prediction"}):
-        raise ConversionRefused(f"LightGBM: {type(model).__name__} at the end of a pipeline")
     raw = _add_ensemble(graph, parsed, matrix, precision)
-    _add_outputs(graph, parsed, raw, labels)
+    if is_classifier:
+        targets = parsed.forest.target_count
+        probabilities = _add_probabilities(graph, parsed, raw, "")
+        return InnerModel(raw, targets, probabilities=probabilities)
+    return InnerModel(raw, 1, prediction=_add_prediction(graph, parsed, raw, ""))
 
 
 def _text(model: Any) -> tuple[str, Any]:
@@ -270,9 +270,9 @@ def _add_ensemble(graph: Graph, parsed: TextModel, matrix: str, precision: Preci
 
 def _add_outputs(graph: Graph, parsed: TextModel, raw: str, labels: Sequence[str | int]) -> None:
     if not labels:
-        _add_prediction(graph, parsed, raw)
+        _add_prediction(graph, parsed, raw, "prediction")
         return
-    _add_probabilities(graph, parsed, raw)
+    _add_probabilities(graph, parsed, raw, "probabilities")
     add_label(graph, "probabilities", labels, output="label")
 
 
@@ -288,36 +288,30 @@ def _add_column(graph: Graph, column: _Column) -> str:
     return graph.add("LabelEncoder", column.name, domain=ML_DOMAIN, **attributes)
 
 
-def _add_probabilities(graph: Graph, parsed: TextModel, raw: str) -> None:
+def _add_probabilities(graph: Graph, parsed: TextModel, raw: str, output: str) -> str:
     name = parsed.objective[0]
     if name == "multiclass":
-        graph.add("Softmax", raw, output="probabilities", axis=1)
-        return
+        return graph.add("Softmax", raw, output=output, axis=1)
     scaled = raw
     if (sigmoid := _sigmoid(parsed)) != 1.0:
         scaled = graph.add("Mul", raw, graph.constant(np.array(sigmoid, np.float32)))
     if name == "multiclassova":
-        graph.add("Sigmoid", scaled, output="probabilities")
-        return
+        return graph.add("Sigmoid", scaled, output=output)
     # Both from the margin: 1 - p would lose the small one to rounding.
     positive = graph.add("Sigmoid", scaled)
     negative = graph.add("Sigmoid", graph.add("Neg", scaled))
-    graph.add("Concat", negative, positive, output="probabilities", axis=1)
+    return graph.add("Concat", negative, positive, output=output, axis=1)
 
 
-def _add_prediction(graph: Graph, parsed: TextModel, raw: str) -> None:
+def _add_prediction(graph: Graph, parsed: TextModel, raw: str, output: str) -> str:
     name = parsed.objective[0]
     flat = graph.add("Reshape", raw, graph.constant(np.array([-1], np.int64)))
-    if name in _EXPONENTIAL:
-        graph.add("Exp", flat, output="prediction")
-    elif name == "cross_entropy":
-        graph.add("Sigmoid", flat, output="prediction")
-    elif name == "cross_entropy_lambda":
-        graph.add("Softplus", flat, output="prediction")
-    elif "sqrt" in parsed.objective:
-        graph.add("Mul", flat, graph.add("Abs", flat), output="prediction")
-    else:
-        graph.add("Identity", flat, output="prediction")
+    if "sqrt" in parsed.objective and name not in _EXPONENTIAL:
+        return graph.add("Mul", flat, graph.add("Abs", flat), output=output)
+    links = dict.fromkeys(_EXPONENTIAL, "Exp") | {
+        "cross_entropy": "Sigmoid", "cross_entropy_lambda": "Softplus",
+    }  # fmt: skip
+    return graph.add(links.get(name, "Identity"), flat, output=output)
 
 
 def _sigmoid(parsed: TextModel) -> float:

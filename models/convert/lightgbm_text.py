@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 
+from models.convert.tree_sets import with_sets
 from models.convert.trees import EQUAL, LEAF, LESS_OR_EQUAL, Floats, Forest, Ints, Tree
 from models.errors import ConversionRefused
 
@@ -177,7 +178,7 @@ def _assemble(
 
 
 def _with_sets(tree: Tree, block: dict[str, str]) -> Tree:
-    """Write each split by a set of category codes as a chain of EQUAL with one left child."""
+    """Write each split by a set of category codes as the chain that it is."""
     boundaries = [int(x) for x in block["cat_boundaries"].split()]
     words = [int(x) for x in block["cat_threshold"].split()]
     chosen = tree.threshold[tree.mode == EQUAL]
@@ -189,42 +190,11 @@ def _with_sets(tree: Tree, block: dict[str, str]) -> Tree:
         or chosen.max() >= len(boundaries) - 1
     ):
         raise ValueError("cat_boundaries do not fit cat_threshold")
-    columns: dict[str, list[int | float | bool]] = {
-        "mode": [], "feature": [], "threshold": [], "left": [], "right": [], "missing": [],
-    }  # fmt: skip
-    mode = tree.mode.copy()
-    threshold = tree.threshold.copy()
-    right = tree.right.copy()
+    sets = {}
     for node in np.flatnonzero(tree.mode == EQUAL):
         which = int(tree.threshold[node])
-        codes = list(_codes(words[boundaries[which] : boundaries[which + 1]]))
-        if not codes:  # nothing is in the set: a comparison that never holds
-            codes = [-1]
-        threshold[node] = codes[0]
-        at = int(node)
-        for code in codes[1:]:
-            new = len(mode) + len(columns["mode"])
-            if at == node:
-                right[node] = new
-            else:
-                columns["right"][-1] = new
-            for name, value in (
-                ("mode", EQUAL), ("feature", tree.feature[node]), ("threshold", code),
-                ("left", tree.left[node]), ("right", tree.right[node]), ("missing", False),
-            ):  # fmt: skip
-                columns[name].append(value)
-            at = new
-    extra = len(columns["mode"])
-    return Tree(
-        mode=np.concatenate([mode, np.array(columns["mode"], np.int64)]),
-        feature=np.concatenate([tree.feature, np.array(columns["feature"], np.int64)]),
-        threshold=np.concatenate([threshold, np.array(columns["threshold"], np.float64)]),
-        left=np.concatenate([tree.left, np.array(columns["left"], np.int64)]),
-        right=np.concatenate([right, np.array(columns["right"], np.int64)]),
-        missing_left=np.concatenate([tree.missing_left, np.zeros(extra, np.bool_)]),
-        values=np.concatenate([tree.values, np.zeros((extra, 1))]),
-        first_target=tree.first_target,
-    )
+        sets[int(node)] = list(_codes(words[boundaries[which] : boundaries[which + 1]]))
+    return with_sets(tree, sets)
 
 
 def _codes(words: list[int]) -> Iterator[int]:

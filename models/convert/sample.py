@@ -52,13 +52,12 @@ class Sample:
         """Return the rows as inputs; raises ConversionRefused naming the column that lacks."""
         found = {}
         for spec in signature.inputs:
+            is_column = len(spec.shape) == 2 and spec.shape[1] in (1, -1) and spec.columns is None
+            # A matrix of one column without a name takes the one column that there is.
+            is_one = len(signature.inputs) > 1 and spec.shape[-1:] == (1,)
             if self._is_tensor(spec.name):
                 found[spec.name] = self._tensor(spec)
-            elif (
-                len(spec.shape) == 2
-                and spec.columns is None
-                and (spec.shape[1] == 1 or (spec.shape[1] == -1 and spec.name in self.columns))
-            ):
+            elif is_column and (is_one or spec.name in self.columns):
                 found[spec.name] = self._column(spec.name, spec)[:, None]
             elif len(spec.shape) == 1:
                 found[spec.name] = self._column(spec.name, spec)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -18,26 +18,25 @@ from models.convert.graph import (
     label_array,
     most_exact,
 )
+from models.convert.predictors.families import gives_scores
 from models.convert.sample import Sample
 from models.convert.sklearn_columns import (
     SENTINEL,
     Column,
     final_estimator,
-    first_column_transformer,
     fitted_columns,
+    has_jumps,
     replace_missing_texts,
+    sees_columns,
 )
-from models.convert.sklearn_graph import Frame, build_graph, is_booster
-from models.convert.sklearn_rows import Accepted, make_rows, missing_rows, probe
-from models.convert.sklearn_trees import tree_model
+from models.convert.sklearn_graph import Frame, build_graph
+from models.convert.sklearn_rows import Accepted, make_rows, missing_rows, ordinary_row, probe
 from models.convert.trees import Precision, library_versions
 from models.errors import ConversionRefused
 from models.parity import Answer, Inputs, compare, graph_answer
 from models.servable import Array
 from models.signature import Signature, TensorSpec
 
-# Known to differ: refused by name, rather than after minutes with a row that nobody can mend.
-_INEXACT: Final = {"IsolationForest": "scores"}
 MATRIX_INPUT: Final = "input"
 _DATATYPES: Final = {"number": "FP32", "text": "BYTES", "code": "INT64"}
 
@@ -46,8 +45,6 @@ def convert_estimator(estimator: Any, sample: Sample | None, tolerance: float) -
     """Convert a fitted estimator or pipeline that predicts."""
     estimator = getattr(estimator, "best_estimator_", estimator)
     name = type(final_estimator(estimator)).__name__
-    if name in _INEXACT:
-        raise ConversionRefused(f"{_INEXACT[name]} of {name} are not converted exactly yet")
     if not hasattr(estimator, "predict"):
         raise ConversionRefused(f"{name} does not predict: only models with predict can be served")
     columns, has_names = fitted_columns(estimator)
@@ -57,14 +54,13 @@ def convert_estimator(estimator: Any, sample: Sample | None, tolerance: float) -
     replace_missing_texts(prepared)
     frame, accepted = _with_missing(estimator, prepared, frame, accepted, tolerance)
     given = sample.inputs(frame.signature) if sample is not None else None
-    rows = make_rows(estimator, frame.used, frame.signature, accepted, given)
+    native = _native(estimator, frame)
+    rows = make_rows(estimator, frame.used, frame.signature, accepted, given, native)
 
     def build(precision: Precision) -> onnx.ModelProto:
         return build_graph(prepared, frame, precision)
 
-    model, parity, precision = most_exact(
-        build, _native(estimator, frame), rows, tolerance, _order(estimator, frame)
-    )
+    model, parity, precision = most_exact(build, native, rows, tolerance, _order(estimator, frame))
     return Conversion(
         model, frame.signature, parity, precision, "sklearn",
         library_versions("scikit-learn", "skl2onnx", "onnx", "onnxruntime", "numpy", "pandas"),
@@ -73,10 +69,7 @@ def convert_estimator(estimator: Any, sample: Sample | None, tolerance: float) -
 
 def _order(estimator: Any, frame: Frame) -> tuple[Precision, ...]:
     """Return what to try first: double where a rounding before a tree can turn a branch."""
-    has_steps = type(estimator).__name__ == "Pipeline"
-    final = final_estimator(estimator)
-    is_tree = tree_model(final) is not None or is_booster(final)
-    if not frame.is_matrix or (has_steps and is_tree):
+    if not frame.is_matrix or has_jumps(estimator):
         return ("float64", "float32")
     return ("float32", "float64")
 
@@ -86,16 +79,34 @@ def _frame(estimator: Any, columns: list[Column], has_names: bool, sample: Sampl
     if not used:
         raise ConversionRefused("the pipeline uses none of its columns")
     kinds = {column.kind for column in used}
-    has_transformer = first_column_transformer(estimator) is not None
-    is_matrix = kinds == {"number"} or (len(kinds) == 1 and not has_transformer)
+    is_split = sees_columns(estimator)
+    is_matrix = kinds == {"number"} or (len(kinds) == 1 and not is_split)
     if is_matrix:
         names = tuple(column.name for column in used) if has_names else None
         spec = TensorSpec(MATRIX_INPUT, _DATATYPES[used[0].kind], (-1, len(used)), columns=names)
         inputs: tuple[TensorSpec, ...] = (spec,)
     else:
         inputs = tuple(_column_spec(column, sample) for column in used)
-    signature = Signature(inputs, _outputs(estimator))
-    return Frame(tuple(columns), is_matrix, has_names, has_transformer, signature)
+    is_split = is_split or not is_matrix
+    frame = Frame(tuple(columns), is_matrix, has_names, is_split, Signature(inputs, ()))
+    outputs = _outputs(estimator, _one_row(estimator, frame))
+    return replace(frame, signature=Signature(inputs, outputs))
+
+
+def _one_row(estimator: Any, frame: Frame) -> Callable[[str], Array | None]:
+    """Return what a method answers for one ordinary row, which shows the shape of its answers."""
+
+    def ask(method: str) -> Array | None:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                table = _table(frame, ordinary_row(frame.used, frame.signature))
+                return np.asarray(getattr(estimator, method)(table))
+        # Whatever scikit-learn says of a row that was made up.
+        except (ValueError, TypeError, AttributeError, IndexError):
+            return None
+
+    return ask
 
 
 def _column_spec(column: Column, sample: Sample | None) -> TensorSpec:
@@ -108,45 +119,43 @@ def _column_spec(column: Column, sample: Sample | None) -> TensorSpec:
     return TensorSpec(column.name, datatype, (-1, 1), categories=categories)
 
 
-def _outputs(estimator: Any) -> tuple[TensorSpec, ...]:
+def _outputs(estimator: Any, ask: Callable[[str], Array | None]) -> tuple[TensorSpec, ...]:
     classes = getattr(estimator, "classes_", None)
     if classes is not None and not len(classes):  # what a regressor of CatBoost has
         classes = None
-    if isinstance(classes, list):
-        raise ConversionRefused(
-            f"{type(final_estimator(estimator)).__name__}: several outputs of classes at once are "
-            "not supported"
-        )
+    final = final_estimator(estimator)
+    name = type(final).__name__
+    predicted = ask("predict")
+    is_wide = classes is not None and predicted is not None and predicted.ndim > 1
+    if isinstance(classes, list) or is_wide:
+        raise ConversionRefused(f"{name}: several outputs of classes at once are not supported")
     if classes is not None:
         label, probabilities = classification_outputs(class_labels(classes))
-        return (label, probabilities) if hasattr(estimator, "predict_proba") else (label,)
-    kind = getattr(final_estimator(estimator), "_estimator_type", None)
-    if _is_outlier_detector(estimator):
+        if hasattr(estimator, "predict_proba"):
+            return label, probabilities
+        if not gives_scores(final):
+            return (label,)
+        return label, _scores(classes, ask("decision_function"))
+    if hasattr(final, "offset_") and hasattr(estimator, "decision_function"):
         return (
             TensorSpec("label", "INT64", (-1,), method="predict"),
             TensorSpec("scores", "FP32", (-1,), method="decision_function"),
         )
-    if kind == "clusterer" or hasattr(final_estimator(estimator), "cluster_centers_"):
+    if hasattr(final, "weights_") and hasattr(estimator, "predict_proba"):  # a mixture
+        return classification_outputs(range(len(final.weights_)))
+    if any(hasattr(final, name) for name in ("cluster_centers_", "subcluster_labels_")):
         return (TensorSpec("label", "INT64", (-1,), method="predict"),)
-    targets = _targets(estimator)
-    shape = (-1,) if targets is None else (-1, targets)
+    shape = (-1,) if predicted is None else (-1, *predicted.shape[1:])
     return (TensorSpec("prediction", "FP32", shape, method="predict"),)
 
 
-def _is_outlier_detector(estimator: Any) -> bool:
-    return hasattr(final_estimator(estimator), "offset_") and hasattr(
-        estimator, "decision_function"
-    )
-
-
-def _targets(estimator: Any) -> int | None:
-    """Return how many numbers a regressor gives in each row; None for a plain column."""
-    final = final_estimator(estimator)
-    coefficients = getattr(final, "coef_", None)
-    if coefficients is not None and np.ndim(coefficients) == 2 and hasattr(final, "intercept_"):
-        return int(np.shape(coefficients)[0]) if np.ndim(final.intercept_) == 1 else None
-    outputs = getattr(final, "n_outputs_", 1)
-    return int(outputs) if isinstance(outputs, int) and outputs > 1 else None
+def _scores(classes: Any, asked: Array | None) -> TensorSpec:
+    """Return the spec of decision_function: a column for each class, or one margin for two."""
+    if len(classes) == 2:
+        return TensorSpec("scores", "FP32", (-1,), method="decision_function")
+    width = len(classes) if asked is None or asked.ndim < 2 else asked.shape[1]
+    labels = class_labels(classes) if width == len(classes) else None
+    return TensorSpec("scores", "FP32", (-1, width), labels=labels, method="decision_function")
 
 
 def _native(estimator: Any, frame: Frame) -> Answer:

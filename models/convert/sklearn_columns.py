@@ -12,6 +12,35 @@ from models.errors import ConversionRefused
 
 # Stands for a missing text inside the graph, and in the signature as ``missing``.
 SENTINEL: Final = "__missing__"
+# Estimators that hand their table on to those inside: to several, or to one.
+_LISTS: Final = frozenset(
+    {"AdaBoostClassifier", "AdaBoostRegressor", "MultiOutputRegressor", "OneVsOneClassifier",
+     "OneVsRestClassifier", "StackingClassifier", "StackingRegressor", "VotingClassifier",
+     "VotingRegressor"}
+)  # fmt: skip
+_WRAPPERS: Final = frozenset(
+    {"GridSearchCV", "RandomizedSearchCV", "TransformedTargetRegressor",
+     "TunedThresholdClassifierCV"}
+)  # fmt: skip
+_TREE_NAMES: Final = (
+    "TreeClassifier", "TreeRegressor", "TreesClassifier", "TreesRegressor", "ForestClassifier",
+    "ForestRegressor", "BoostingClassifier", "BoostingRegressor", "IsolationForest",
+)  # fmt: skip
+_BOOSTERS: Final = ("LGBM", "XGB", "CatBoost")
+_JUMPS: Final = frozenset(
+    {
+        "Binarizer",
+        "KBinsDiscretizer",
+        "OneHotEncoder",
+        "OrdinalEncoder",
+        "QuantileTransformer",
+        "TargetEncoder",
+    }
+)
+_TEXTS: Final = frozenset(
+    {"CountVectorizer", "TfidfVectorizer", "HashingVectorizer", "FeatureHasher", "DictVectorizer"}
+)
+_FROZEN: Final = frozenset({"FrozenEstimator", "FixedThresholdClassifier"})
 
 
 @dataclass(slots=True)
@@ -20,6 +49,7 @@ class Column:
 
     ``kind``: "number", "code" (whole numbers that are categories) or "text".
     ``center``, ``scale``: where the numbers of training lay, as far as a transformer tells.
+    ``special``: numbers that the model treats one by one, such as categories.
     ``none_is_missing``: an imputer of this column looks for None, not NaN.
     """
 
@@ -27,6 +57,7 @@ class Column:
     index: int
     kind: str = "number"
     categories: list[str | int] = field(default_factory=list)
+    special: list[float] = field(default_factory=list)
     center: float = 0.0
     scale: float = 1.0
     is_imputed: bool = False
@@ -36,6 +67,7 @@ class Column:
 
 def fitted_columns(estimator: Any) -> tuple[list[Column], bool]:
     """Return the columns of the training table and whether they had names."""
+    _refuse_texts(estimator)
     names = getattr(estimator, "feature_names_in_", None)
     count = getattr(estimator, "n_features_in_", None)
     if names is None and count is None:
@@ -51,11 +83,62 @@ def fitted_columns(estimator: Any) -> tuple[list[Column], bool]:
     return columns, texts is not None
 
 
-def first_column_transformer(estimator: Any) -> Any | None:
-    """Return the ColumnTransformer that sees the table itself, or None."""
-    while type(estimator).__name__ == "Pipeline":
-        estimator = estimator.steps[0][1]
-    return estimator if type(estimator).__name__ == "ColumnTransformer" else None
+def has_jumps(estimator: Any) -> bool:
+    """Return whether something inside compares numbers that were computed or must be equal.
+
+    Rounding those to float32 would change more than the last digits: a branch, or a category.
+    Trees that see the table itself are no such case, for their thresholds are rounded to suit.
+    """
+    names = {type(part).__name__ for part in _parts(estimator)}
+    is_computed = any(name == "Pipeline" or name.startswith("Stacking") for name in names)
+    has_trees = any(name.endswith(_TREE_NAMES) or name.startswith(_BOOSTERS) for name in names)
+    return bool(names & _JUMPS) or (is_computed and has_trees)
+
+
+def _refuse_texts(estimator: Any) -> None:
+    for part in _parts(estimator):
+        name = type(part).__name__
+        if name in _TEXTS:
+            raise ConversionRefused(
+                f"{name}: it cuts text by rules of Python that no operator of the runtime follows "
+                "exactly: compute its columns before the model, and push what comes after it"
+            )
+
+
+def sees_columns(estimator: Any) -> bool:
+    """Return whether anything inside chooses columns of the table by name or place."""
+    kind = type(estimator).__name__
+    if kind == "ColumnTransformer":
+        return True
+    if kind == "Pipeline":
+        return sees_columns(estimator.steps[0][1])
+    return any(sees_columns(inner) for inner, _ in same_table(estimator))
+
+
+def same_table(estimator: Any) -> list[tuple[Any, Sequence[int] | None]]:
+    """Return the fitted estimators inside that see the same table, with the columns that they see.
+
+    None for all columns.
+    """
+    kind = type(estimator).__name__
+    if kind.startswith("Bagging"):
+        pairs = zip(estimator.estimators_, estimator.estimators_features_, strict=True)
+        width = estimator.n_features_in_
+        return [
+            (inner, None if list(chosen) == list(range(width)) else [int(i) for i in chosen])
+            for inner, chosen in pairs
+        ]
+    if kind in _LISTS:
+        return [(inner, None) for inner in estimator.estimators_ if not isinstance(inner, str)]
+    if kind == "CalibratedClassifierCV":
+        return [(member.estimator, None) for member in estimator.calibrated_classifiers_]
+    for name in ("best_estimator_", "regressor_", "estimator_"):
+        inner = getattr(estimator, name, None)
+        if kind in _WRAPPERS and inner is not None:
+            return [(inner, None)]
+    if kind in _FROZEN:
+        return [(estimator.estimator, None)]
+    return []
 
 
 def final_estimator(estimator: Any) -> Any:
@@ -90,7 +173,8 @@ def _parts(estimator: Any) -> Iterator[Any]:
     elif type(estimator).__name__ == "FeatureUnion":
         children = [transformer for _, transformer in estimator.transformer_list]
     else:
-        children = []
+        children = [inner for inner, _ in same_table(estimator)]
+        children += [getattr(estimator, "final_estimator_", "none")]
     for child in children:
         if not isinstance(child, str):
             yield from _parts(child)
@@ -114,11 +198,30 @@ def _visit(part: Any, columns: Sequence[Column]) -> bool:
         for _, transformer in part.transformer_list:
             _visit(transformer, columns)
         return False
+    if inside := same_table(part):
+        for inner, chosen in inside:
+            _visit(inner, columns if chosen is None else [columns[i] for i in chosen])
+        return False
     for column in columns:
         column.is_used = True
+    if getattr(part, "is_categorical_", None) is not None:
+        _note_codes(part, columns)
+        return False
     if kind == "SimpleImputer":
         _note_imputer(part, columns)
         return True
+    if kind == "KBinsDiscretizer":
+        for column, edges in zip(columns, part.bin_edges_, strict=False):
+            _note_edges(column, edges)
+        return False
+    if kind == "QuantileTransformer":
+        for column, values in zip(columns, part.quantiles_.T, strict=False):
+            _note_edges(column, np.unique(values))
+        return True
+    if kind == "Binarizer":
+        for column in columns:
+            _note_edges(column, [part.threshold])
+        return False
     if hasattr(part, "categories_"):
         for column, values in zip(columns, part.categories_, strict=False):
             _note_categories(column, values)
@@ -165,11 +268,30 @@ def _note_categories(column: Column, values: Any) -> None:
         column.categories = [int(value) for value in known]
     elif values.dtype.kind == "f":
         column.kind = "number"
+        column.special.extend(float(value) for value in known)
     else:
         raise ConversionRefused(
             f"column {column.name!r}: categories of mixed or unknown kind ({values.dtype}) are "
             "not supported: use text or whole numbers"
         )
+
+
+def _note_edges(column: Column, edges: Any) -> None:
+    """Note the numbers at which something changes, and those beside them as float32 has them."""
+    cast = np.asarray(edges, np.float64).astype(np.float32)
+    for values in (cast, np.nextafter(cast, -np.inf), np.nextafter(cast, np.inf)):
+        column.special.extend(float(value) for value in values[np.isfinite(values)])
+
+
+def _note_codes(part: Any, columns: Sequence[Column]) -> None:
+    """Note the categories of a HistGradientBoosting model that codes columns by itself."""
+    encoder = part._preprocessor.named_transformers_["encoder"]  # noqa: SLF001
+    coded = np.flatnonzero(part.is_categorical_).tolist()
+    for place, values in zip(coded, encoder.categories_, strict=True):
+        if values.dtype.kind in "iuf":
+            columns[place].special = [float(v) for v in values if not _is_missing(float(v))]
+        else:
+            _note_categories(columns[place], values)
 
 
 def _note_scaler(part: Any, columns: Sequence[Column]) -> bool:

@@ -1,33 +1,26 @@
-"""SimpleImputer for skl2onnx, for numbers in double too: the operator knows only float32."""
+"""SimpleImputer for skl2onnx: numbers in double too, and the indicator of what was missing."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto
 
+from models.convert.sklearn_writer import Writer
 from models.errors import ConversionRefused
 
 
-def imputer_converters() -> dict[type, Callable[[Any, Any, Any], None]]:
-    """Return the converter for ``skl2onnx.convert_sklearn(custom_conversion_functions=...)``."""
-    from sklearn.impute import SimpleImputer
-
-    return {SimpleImputer: _convert}
-
-
-def _convert(scope: Any, operator: Any, container: Any) -> None:
+def convert_imputer(scope: Any, operator: Any, container: Any) -> None:
+    """Write a SimpleImputer, called by skl2onnx."""
     from skl2onnx.common.data_types import DoubleTensorType, FloatTensorType
-    from skl2onnx.operator_converters.common import concatenate_variables
     from skl2onnx.operator_converters.imputer_op import convert_sklearn_imputer
 
     imputer = operator.raw_operator
-    if imputer.add_indicator:
-        raise ConversionRefused("SimpleImputer: add_indicator=True is not supported")
+    write = Writer(scope, container, operator)
     if not isinstance(operator.inputs[0].type, FloatTensorType | DoubleTensorType):
+        if imputer.add_indicator:
+            raise ConversionRefused("SimpleImputer: add_indicator=True in a column of text")
         convert_sklearn_imputer(scope, operator, container)
         return
     fill = np.asarray(imputer.statistics_, dtype=np.float64)
@@ -35,27 +28,27 @@ def _convert(scope: Any, operator: Any, container: Any) -> None:
         raise ConversionRefused(
             "SimpleImputer: a column had no value in training, so it is dropped: remove it first"
         )
-    is_double = isinstance(operator.inputs[0].type, DoubleTensorType)
-    kind = TensorProto.DOUBLE if is_double else TensorProto.FLOAT
-    matrix = concatenate_variables(scope, operator.inputs, container)
-    matrix = matrix[0] if isinstance(matrix, list) else matrix
-
-    def name(stem: str) -> str:
-        return str(scope.get_unique_variable_name(stem))
-
-    def add(op: str, inputs: list[str], output: str) -> str:
-        container.add_node(op, inputs, [output], name=scope.get_unique_operator_name(op))
-        return output
-
-    filled = name("fill")
-    container.add_initializer(filled, kind, [1, len(fill)], fill.tolist())
+    matrix = write.matrix()
     wanted = imputer.missing_values
     if isinstance(wanted, float) and math.isnan(wanted):
-        is_missing = add("IsNaN", [matrix], name("is_missing"))
+        is_missing = write.add("IsNaN", matrix)
     elif isinstance(wanted, int | float):
-        marker = name("marker")
-        container.add_initializer(marker, kind, [], [float(wanted)])
-        is_missing = add("Equal", [matrix, marker], name("is_missing"))
+        is_missing = write.add("Equal", matrix, write.number(float(wanted)))
     else:
         raise ConversionRefused(f"SimpleImputer: missing_values={wanted!r} in a column of numbers")
-    add("Where", [is_missing, filled, matrix], operator.outputs[0].full_name)
+    result = write.add("Where", is_missing, write.number(fill[None, :]), matrix)
+    if imputer.add_indicator:
+        flagged = np.asarray(imputer.indicator_.features_, np.int64)
+        flags = write.add("Gather", is_missing, write.constant(flagged), axis=1)
+        result = write.add("Concat", result, write.cast(flags), axis=1)
+    write.result(result)
+
+
+def shape_of_imputer(operator: Any) -> None:
+    """Tell skl2onnx how many columns come out."""
+    imputer = operator.raw_operator
+    columns = len(imputer.statistics_)
+    if imputer.add_indicator:
+        columns += len(imputer.indicator_.features_)
+    output = operator.outputs[0]
+    output.type = type(operator.inputs[0].type)([None, columns])

@@ -20,7 +20,12 @@ _SEED: Final = 20_240_131
 _UNSEEN_TEXT: Final = "a value that no training row had"
 _UNSEEN_CODE: Final = -987_654
 _MAX_PROBED: Final = 200
+_KEPT_ROWS: Final = 500
+_MAX_SINGLE_ROWS: Final = 1000
+_CHUNK_ROWS: Final = 50
+_LEAST_ROWS: Final = 100
 _MISSING_SHARE: Final = 0.1
+_SPECIAL_SHARE: Final = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +81,13 @@ def pack(values: Mapping[str, Array], columns: Sequence[Column], signature: Sign
 
 def make_rows(
     estimator: Any, columns: Sequence[Column], signature: Signature, accepted: Accepted,
-    sample: Inputs | None,
+    sample: Inputs | None, native: Answer,
 ) -> Inputs:  # fmt: skip
-    """Return the rows to compare on, as served inputs."""
+    """Return the rows to compare on, as served inputs; of those made up, the ones it takes."""
+    if sample is not None:
+        native(sample)  # what is wrong with a row of it is the user's to know, at once
     rng = np.random.default_rng(_SEED)
-    rows = [sample] if sample is not None else []
+    rows: list[Inputs] = []
     is_matrix = len(signature.inputs) == 1 and all(c.kind == "number" for c in columns)
     if is_matrix:
         name = signature.inputs[0].name
@@ -95,10 +102,47 @@ def make_rows(
         if sample is not None:
             rows.append(_one_changed(sample, rows[-1], rng))
     datatypes = {spec.name: numpy_dtype(spec.datatype) for spec in signature.inputs}
-    return {
+    made = {
         name: np.concatenate([part[name] for part in rows]).astype(dtype)
         for name, dtype in datatypes.items()
     }
+    made = accepted_rows(native, made)
+    if sample is None:
+        return made
+    return {name: np.concatenate([sample[name].astype(v.dtype), v]) for name, v in made.items()}
+
+
+def accepted_rows(native: Answer, rows: Inputs) -> Inputs:
+    """Return the rows that the native model takes at all: a logarithm, say, refuses many.
+
+    Raises ConversionRefused where it refuses nearly all of them.
+    """
+    if _answers(native, rows):
+        return rows
+    count = len(next(iter(rows.values())))
+    order = np.random.default_rng(_SEED).permutation(count)[:_MAX_SINGLE_ROWS].tolist()
+    kept: list[int] = []
+    for start in range(0, len(order), _CHUNK_ROWS):
+        chunk = order[start : start + _CHUNK_ROWS]
+        if _answers(native, _picked(rows, chunk)):
+            kept.extend(chunk)
+        else:
+            kept.extend(i for i in chunk if _answers(native, _picked(rows, [i])))
+    if len(kept) < _LEAST_ROWS:
+        native(rows)  # says itself what is wrong with them
+    return _picked(rows, kept)
+
+
+def _picked(rows: Inputs, at: Sequence[int]) -> Inputs:
+    return {name: values[list(at)] for name, values in rows.items()}
+
+
+def _answers(native: Answer, rows: Inputs) -> bool:
+    try:
+        native(rows)
+    except ConversionRefused:
+        return False
+    return True
 
 
 def missing_rows(
@@ -108,6 +152,15 @@ def missing_rows(
     rng = np.random.default_rng(_SEED)
     values = {c.name: _draw(c, 200, accepted, rng) for c in columns}
     values[column.name] = np.full(200, SENTINEL, dtype=object)
+    return pack(values, columns, signature)
+
+
+def ordinary_row(columns: Sequence[Column], signature: Signature) -> Inputs:
+    """Return one row of ordinary values."""
+    values: dict[str, Array] = {}
+    for column in columns:
+        value = _ordinary(column)
+        values[column.name] = np.array([value], dtype=object if isinstance(value, str) else None)
     return pack(values, columns, signature)
 
 
@@ -141,6 +194,9 @@ def _draw(column: Column, rows: int, accepted: Accepted, rng: np.random.Generato
     if column.kind == "number":
         values = column.center + column.scale * rng.normal(size=rows) * 3
         values[rng.integers(0, rows, size=rows // 20)] = 0.0
+        if column.special:
+            at = rng.random(rows) < _SPECIAL_SHARE
+            values[at] = rng.choice(np.array(column.special), size=int(at.sum()))
         if column.name in accepted.missing:
             values[rng.random(rows) < _MISSING_SHARE] = np.nan
         return values
@@ -161,13 +217,11 @@ def _numbers(
     if trees is not None:
         edges = [
             edge_values(
-                thresholds,
+                np.concatenate([thresholds, column.special]),
                 is_nan_allowed=column.name in accepted.missing,
-                is_infinity_allowed=accepted.infinity,
+                is_infinity_allowed=accepted.infinity and not column.special,
             )
-            for column, thresholds in zip(
-                columns, trees.forest.thresholds(len(columns)), strict=True
-            )
+            for column, thresholds in zip(columns, trees.thresholds(len(columns)), strict=True)
         ]
         return edge_matrix(edges, base, rng)
     ordinary = np.stack([_draw(c, ROWS, accepted, rng) for c in columns], axis=1)
@@ -175,11 +229,37 @@ def _numbers(
     for column in columns:
         special = [0.0, -0.0, 1e-30, -1e-30, column.center, column.center + 10 * column.scale,
                    column.center - 10 * column.scale]  # fmt: skip
+        special += column.special
         if column.name in accepted.missing:
             special.append(np.nan)
         edges.append(np.array(special, dtype=np.float32))
     made = edge_matrix(edges, base if base is not None else ordinary, rng)
-    return np.concatenate([ordinary.astype(np.float32), made])
+    parts = [ordinary.astype(np.float32), made]
+    known = _rows_of_training(estimator, len(columns))
+    if known is not None:
+        parts.append(known)
+    return np.concatenate(parts)
+
+
+def _rows_of_training(estimator: Any, width: int) -> Array | None:
+    """Return rows that a model keeps, and points halfway between two: equals are found there."""
+    final = final_estimator(estimator)
+    rows = getattr(final, "_fit_X", None)
+    if rows is None:
+        rows = getattr(final, "support_vectors_", None)
+    if rows is None:
+        return None
+    rows = np.asarray(rows.toarray() if hasattr(rows, "toarray") else rows, np.float64)
+    rows = rows[:: max(1, len(rows) // _KEPT_ROWS)]
+    if type(estimator).__name__ == "Pipeline":
+        try:
+            rows = np.asarray(estimator[:-1].inverse_transform(rows))
+        except (AttributeError, ValueError, NotImplementedError):
+            return None
+    if rows.ndim != 2 or rows.shape[1] != width:
+        return None
+    between = (rows + np.roll(rows, 1, axis=0)) / 2
+    return np.concatenate([rows, between]).astype(np.float32)
 
 
 def _near_thresholds(
@@ -193,7 +273,7 @@ def _near_thresholds(
     width = getattr(final_estimator(estimator), "n_features_in_", len(columns))
     edges = [
         edge_values(t, is_nan_allowed=False, is_infinity_allowed=False)
-        for t in trees.forest.thresholds(width)
+        for t in trees.thresholds(width)
     ]
     matrix = edge_matrix([e[np.abs(e) < 1e20] for e in edges], None, rng)
     try:

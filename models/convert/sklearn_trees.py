@@ -7,13 +7,15 @@ converters take its place for every tree estimator, also inside pipelines and me
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from onnx import TensorProto
 
 from models.convert.graph import class_labels, label_array
+from models.convert.sklearn_writer import Writer
+from models.convert.tree_sets import with_sets
 from models.convert.trees import (
     LEAF,
     LESS_OR_EQUAL,
@@ -26,10 +28,20 @@ from models.convert.trees import (
     ensemble_node,
 )
 from models.errors import ConversionRefused
-from models.servable import Array
 
 Link: TypeAlias = Literal["identity", "exp", "sigmoid", "softmax"]
 Converter: TypeAlias = Callable[[Any, Any, Any], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """Columns that become codes and come first: ``(column, categories in order of code)``.
+
+    ``plain``: the columns that follow as they are.
+    """
+
+    coded: tuple[tuple[int, tuple[Any, ...]], ...]
+    plain: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +49,29 @@ class TreeModel:
     """A fitted tree estimator: its trees, what turns their sum into the answer, its classes.
 
     ``is_float32``: the native model casts its input to float32 before it compares.
+    ``encoding``: what it does to its columns before that. ``slope``: of the sigmoid.
     """
 
     forest: Forest
     link: Link
     classes: tuple[str | int, ...] | None
     is_float32: bool
+    encoding: Encoding | None = None
+    slope: float = 1.0
+
+    def thresholds(self, features: int) -> list[Floats]:
+        """Return the distinct thresholds of each feature as the caller orders them.
+
+        A coded feature has none of its own.
+        """
+        found = self.forest.thresholds(features)
+        if self.encoding is None:
+            return found
+        plain = self.encoding.plain
+        ordered = [np.empty(0) for _ in range(features)]
+        for place, values in zip(plain, found[features - len(plain) :], strict=True):
+            ordered[place] = values
+        return ordered
 
 
 def converters() -> dict[type, Converter]:
@@ -84,20 +113,48 @@ def _random_forest(estimator: Any) -> TreeModel:
 
 
 def _averaged(trees: list[Any], estimator: Any) -> TreeModel:
-    if estimator.n_outputs_ != 1:
-        raise ConversionRefused(
-            f"{type(estimator).__name__}: {estimator.n_outputs_} outputs, only one is supported"
-        )
-    classes = _classes(estimator)
+    classes = None
+    outputs = int(estimator.n_outputs_)
+    if hasattr(estimator, "classes_"):
+        if outputs != 1:
+            raise ConversionRefused(
+                f"{type(estimator).__name__}: {outputs} outputs of classes, only one is supported"
+            )
+        classes = _classes(estimator)
     read = []
     for fitted in trees:
-        values = np.asarray(fitted.tree_.value[:, 0, :], dtype=np.float64)
+        values = np.asarray(fitted.tree_.value, dtype=np.float64)
+        values = values[:, :, 0] if classes is None else values[:, 0, :]
         if classes is not None:
             sums = values.sum(axis=1, keepdims=True)
             values = values / np.where(sums == 0.0, 1.0, sums)
         read.append(_tree(fitted, values / len(trees)))
-    targets = len(classes) if classes is not None else 1
+    targets = len(classes) if classes is not None else outputs
     return TreeModel(Forest(tuple(read), (0.0,) * targets), "identity", classes, is_float32=True)
+
+
+def isolation_forest(estimator: Any) -> tuple[Forest, float]:
+    """Return the forest whose sum is the depth of a row, and the length that depths go by."""
+    trees = []
+    for fitted, features, lengths, average in zip(
+        estimator.estimators_,
+        estimator.estimators_features_,
+        estimator._decision_path_lengths,  # noqa: SLF001 (there is no public way to the depths)
+        estimator._average_path_length_per_tree,  # noqa: SLF001
+        strict=True,
+    ):
+        depths = np.asarray(lengths, np.float64) + np.asarray(average, np.float64) - 1.0
+        tree = _tree(fitted, depths[:, None])
+        chosen = np.where(tree.mode == LEAF, 0, np.asarray(features, np.int64)[tree.feature])
+        trees.append(replace(tree, feature=chosen))
+    unit = float(_average_path_length(estimator._max_samples))  # noqa: SLF001
+    return Forest(tuple(trees), (0.0,)), len(trees) * unit
+
+
+def _average_path_length(samples: int) -> float:
+    from sklearn.ensemble._iforest import _average_path_length as average
+
+    return float(average([samples])[0])
 
 
 def _gradient_boosting(estimator: Any) -> TreeModel:
@@ -127,41 +184,17 @@ def _gradient_boosting(estimator: Any) -> TreeModel:
     forest = Forest(trees, tuple(base.ravel().tolist()))
     if classes is None:
         return TreeModel(forest, "identity", None, is_float32=True)
-    if estimator.loss == "exponential":
-        forest = _scaled(forest, 2.0)
-    return TreeModel(forest, "softmax" if targets > 1 else "sigmoid", classes, is_float32=True)
-
-
-def _scaled(forest: Forest, factor: float) -> Forest:
-    trees = tuple(
-        Tree(t.mode, t.feature, t.threshold, t.left, t.right, t.missing_left, t.values * factor,
-             t.first_target)
-        for t in forest.trees
-    )  # fmt: skip
-    return Forest(trees, tuple(value * factor for value in forest.base))
+    link: Link = "softmax" if targets > 1 else "sigmoid"
+    slope = 2.0 if estimator.loss == "exponential" else 1.0
+    return TreeModel(forest, link, classes, is_float32=True, slope=slope)
 
 
 def _hist_gradient_boosting(estimator: Any) -> TreeModel:
-    name = type(estimator).__name__
-    trees = []
-    for stage in estimator._predictors:  # noqa: SLF001 (there is no public way to the trees)
-        for target, predictor in enumerate(stage):
-            nodes = predictor.nodes
-            if nodes["is_categorical"].any():
-                raise ConversionRefused(f"{name}: categorical_features are not supported")
-            is_leaf = nodes["is_leaf"].astype(bool)
-            trees.append(
-                Tree(
-                    mode=np.where(is_leaf, LEAF, LESS_OR_EQUAL),
-                    feature=np.where(is_leaf, 0, nodes["feature_idx"]).astype(np.int64),
-                    threshold=np.where(is_leaf, 0.0, nodes["num_threshold"]),
-                    left=np.where(is_leaf, 0, nodes["left"]).astype(np.int64),
-                    right=np.where(is_leaf, 0, nodes["right"]).astype(np.int64),
-                    missing_left=nodes["missing_go_to_left"].astype(bool) & ~is_leaf,
-                    values=nodes["value"].astype(np.float64)[:, None],
-                    first_target=target,
-                )
-            )
+    trees = [
+        _binned_tree(predictor, target)
+        for stage in estimator._predictors  # noqa: SLF001 (there is no public way to the trees)
+        for target, predictor in enumerate(stage)
+    ]
     base = np.asarray(estimator._baseline_prediction, dtype=np.float64).ravel()  # noqa: SLF001
     forest = Forest(tuple(trees), tuple(base.tolist()))
     classes = _classes(estimator)
@@ -169,7 +202,41 @@ def _hist_gradient_boosting(estimator: Any) -> TreeModel:
         link: Link = "softmax" if forest.target_count > 1 else "sigmoid"
     else:
         link = "exp" if estimator.loss in ("gamma", "poisson") else "identity"
-    return TreeModel(forest, link, classes, is_float32=False)
+    return TreeModel(forest, link, classes, is_float32=False, encoding=_encoding(estimator))
+
+
+def _binned_tree(predictor: Any, target: int) -> Tree:
+    nodes = predictor.nodes
+    is_leaf = nodes["is_leaf"].astype(bool)
+    tree = Tree(
+        mode=np.where(is_leaf, LEAF, LESS_OR_EQUAL),
+        feature=np.where(is_leaf, 0, nodes["feature_idx"]).astype(np.int64),
+        threshold=np.where(is_leaf, 0.0, nodes["num_threshold"]),
+        left=np.where(is_leaf, 0, nodes["left"]).astype(np.int64),
+        right=np.where(is_leaf, 0, nodes["right"]).astype(np.int64),
+        missing_left=nodes["missing_go_to_left"].astype(bool) & ~is_leaf,
+        values=nodes["value"].astype(np.float64)[:, None],
+        first_target=target,
+    )
+    sets = {}
+    for node in np.flatnonzero(nodes["is_categorical"].astype(bool) & ~is_leaf):
+        words = predictor.raw_left_cat_bitsets[nodes["bitset_idx"][node]]
+        bits = np.unpackbits(np.asarray(words, "<u4").view(np.uint8), bitorder="little")
+        sets[int(node)] = np.flatnonzero(bits).tolist()
+    return with_sets(tree, sets) if sets else tree
+
+
+def _encoding(estimator: Any) -> Encoding | None:
+    is_coded = getattr(estimator, "is_categorical_", None)
+    if is_coded is None:
+        return None
+    encoder = estimator._preprocessor.named_transformers_["encoder"]  # noqa: SLF001
+    coded = []
+    for place, values in zip(np.flatnonzero(is_coded), encoder.categories_, strict=True):
+        # A missing value of training has the last code, but is sent on as missing.
+        known = tuple(v for v in values.tolist() if v is not None and v == v)
+        coded.append((int(place), known))
+    return Encoding(tuple(coded), tuple(np.flatnonzero(~np.asarray(is_coded)).tolist()))
 
 
 def _tree(fitted: Any, values: Floats, first_target: int = 0) -> Tree:
@@ -200,11 +267,11 @@ def _convert(scope: Any, operator: Any, container: Any) -> None:
     from skl2onnx.common.data_types import DoubleTensorType, guess_proto_type
 
     model = tree_model(operator.raw_operator)
-    if model is None:
-        raise ConversionRefused(f"{type(operator.raw_operator).__name__} has no trees")
+    if model is None or model.encoding is not None:
+        raise ConversionRefused(f"{type(operator.raw_operator).__name__}: categories in here")
     source = operator.inputs[0]
     precision: Precision = "float64" if isinstance(source.type, DoubleTensorType) else "float32"
-    write = _Writer(scope, container)
+    write = Writer(scope, container)
     matrix = source.full_name
     if precision == "float32" or model.is_float32:
         matrix = write.node("Cast", matrix, to=TensorProto.FLOAT)
@@ -228,36 +295,11 @@ def _convert(scope: Any, operator: Any, container: Any) -> None:
     )
 
 
-def _probabilities(write: _Writer, raw: str, model: TreeModel) -> str:
+def _probabilities(write: Writer, raw: str, model: TreeModel) -> str:
     if model.link == "softmax":
         return write.node("Softmax", raw, axis=1)
     if model.link == "sigmoid":
-        negative = write.node("Sigmoid", write.node("Neg", raw))
-        return write.node("Concat", negative, write.node("Sigmoid", raw), axis=1)
+        margin = write.node("Mul", raw, write.constant(np.array(model.slope, np.float32)))
+        negative = write.node("Sigmoid", write.node("Neg", margin))
+        return write.node("Concat", negative, write.node("Sigmoid", margin), axis=1)
     return raw
-
-
-class _Writer:
-    """Adds plain nodes to the graph that skl2onnx is building."""
-
-    def __init__(self, scope: Any, container: Any) -> None:
-        self._scope = scope
-        self._container = container
-
-    def node(self, op: str, *inputs: str, output: str = "", **attributes: object) -> str:
-        name = output or str(self._scope.get_unique_variable_name(op.lower()))
-        self._container.add_node(
-            op, list(inputs), [name], name=self._scope.get_unique_operator_name(op), **attributes
-        )
-        return name
-
-    def constant(self, values: Array) -> str:
-        name = str(self._scope.get_unique_variable_name("classes"))
-        is_text = values.dtype == object
-        self._container.add_initializer(
-            name,
-            TensorProto.STRING if is_text else TensorProto.INT64,
-            list(values.shape),
-            [value.encode() for value in values] if is_text else values.tolist(),
-        )
-        return name

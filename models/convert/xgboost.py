@@ -14,6 +14,7 @@ import onnx
 from models.convert.choice import Candidate, NativeSide
 from models.convert.graph import (
     Graph,
+    InnerModel,
     NativeModel,
     add_label,
     class_labels,
@@ -86,21 +87,21 @@ def _source_of(model: Any) -> _Source:
     return _source(booster, classes, getattr(model, "missing", None), model)
 
 
-def add_model(
-    graph: Graph, model: Any, matrix: str, precision: Precision, signature: Signature
-) -> None:
-    """Add an XGBoost estimator that ends a pipeline; ``matrix`` is what the steps before give."""
+def add_inner_model(graph: Graph, model: Any, matrix: str, precision: Precision) -> InnerModel:
+    """Add an XGBoost estimator inside another model; ``matrix`` is what the steps before give."""
     source = _source_of(model)
     parsed = source.parsed
     if any(parsed.categories) or parsed.forest is None or parsed.targets > 1:
         raise ConversionRefused(
-            "XGBoost: categories and several targets inside a pipeline are not supported"
+            "XGBoost: categories and several targets inside another model are not supported"
         )
-    named = {spec.name for spec in signature.outputs}
-    if named != {spec.name for spec in _outputs(source)}:
-        raise ConversionRefused(f"XGBoost: {type(model).__name__} at the end of a pipeline")
     matrix = graph.add("Cast", matrix, to=onnx.TensorProto.FLOAT)  # as XGBoost reads it
-    _add_outputs(graph, source, _add_ensemble(graph, source, parsed.forest, matrix, precision))
+    raw = _add_ensemble(graph, source, parsed.forest, matrix, precision)
+    if source.labels:
+        targets = parsed.forest.target_count
+        probabilities = _add_probabilities(graph, source, raw, "")
+        return InnerModel(raw, targets, probabilities=probabilities)
+    return InnerModel(raw, 1, prediction=_add_prediction(graph, source, raw, ""))
 
 
 def _booster(data: bytes) -> Any:
@@ -279,28 +280,31 @@ def _margin(objective: str, base_score: float) -> float:
 
 
 def _add_outputs(graph: Graph, source: _Source, raw: str) -> None:
-    objective = source.parsed.objective
-    if source.labels:
-        if objective in _MULTICLASS:
-            graph.add("Softmax", raw, output="probabilities", axis=1)
-        else:
-            positive = graph.add("Sigmoid", raw)
-            # As the library: float32 complements, so that both sum to 1.
-            negative = graph.add("Sub", graph.constant(np.array(1, np.float32)), positive)
-            graph.add("Concat", negative, positive, output="probabilities", axis=1)
-        add_label(graph, "probabilities", source.labels, output="label")
+    if not source.labels:
+        _add_prediction(graph, source, raw, "prediction")
         return
+    _add_probabilities(graph, source, raw, "probabilities")
+    add_label(graph, "probabilities", source.labels, output="label")
+
+
+def _add_probabilities(graph: Graph, source: _Source, raw: str, output: str) -> str:
+    if source.parsed.objective in _MULTICLASS:
+        return graph.add("Softmax", raw, output=output, axis=1)
+    positive = graph.add("Sigmoid", raw)
+    # As the library: float32 complements, so that both sum to 1.
+    negative = graph.add("Sub", graph.constant(np.array(1, np.float32)), positive)
+    return graph.add("Concat", negative, positive, output=output, axis=1)
+
+
+def _add_prediction(graph: Graph, source: _Source, raw: str, output: str) -> str:
+    objective = source.parsed.objective
     if source.parsed.targets == 1:
         raw = graph.add("Reshape", raw, graph.constant(np.array([-1], np.int64)))
     if objective == "binary:hinge":
         is_positive = graph.add("Greater", raw, graph.constant(np.array(0, np.float32)))
-        graph.add("Cast", is_positive, output="prediction", to=onnx.TensorProto.FLOAT)
-    elif objective in _EXPONENTIAL:
-        graph.add("Exp", raw, output="prediction")
-    elif objective in _LOGISTIC:
-        graph.add("Sigmoid", raw, output="prediction")
-    else:
-        graph.add("Identity", raw, output="prediction")
+        return graph.add("Cast", is_positive, output=output, to=onnx.TensorProto.FLOAT)
+    links = dict.fromkeys(_EXPONENTIAL, "Exp") | dict.fromkeys(_LOGISTIC, "Sigmoid")
+    return graph.add(links.get(objective, "Identity"), raw, output=output)
 
 
 def _native(source: _Source, signature: Signature) -> Answer:

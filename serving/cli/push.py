@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -107,6 +108,13 @@ def push(
             help="Smaller weights: int8, int8-weights or fp16; what is lost is measured.",
         ),
     ] = None,
+    python: Annotated[
+        Path | None,
+        typer.Option(
+            "--python", metavar="EXE",
+            help="Convert with this interpreter: its libraries are those that saved the model.",
+        ),
+    ] = None,
     meta: Annotated[
         list[str] | None,
         typer.Option("--meta", metavar="KEY=VALUE", help="Kept with the version; may be repeated."),
@@ -142,7 +150,7 @@ def push(
         package = _convert(name, path, ConvertOptions(
             format=format_name, sample=sample, tolerance=tolerance, meta=metadata,
             runtime=runtime, quantize=quantize, folder=folder,
-        ))  # fmt: skip
+        ), python)  # fmt: skip
         result = _send(client, package, reason, stage)
         if not as_json:
             _print_result(package, result)
@@ -183,14 +191,24 @@ def _staging(quantize: str | None) -> Iterator[Path | None]:
         yield Path(folder)
 
 
-def _convert(name: str, path: Path, options: ConvertOptions) -> Package:
-    from models.convert import convert
-
+def _convert(name: str, path: Path, options: ConvertOptions, python: Path | None) -> Package:
     with working(f"converting {path.name}"):
-        package = convert(name, path, options, before_pickle=lambda: _warn_of_pickle(path))
+        package = _converter(python)(
+            name, path, options, before_pickle=lambda: _warn_of_pickle(path)
+        )
     # Minutes in libraries that may have swallowed it.
     INTERRUPT.check()
     return package
+
+
+def _converter(python: Path | None) -> Callable[..., Package]:
+    if python is None:
+        from models.convert import convert
+
+        return convert
+    from models.convert.elsewhere import convert_elsewhere
+
+    return partial(convert_elsewhere, python)
 
 
 def _warn_of_pickle(path: Path) -> None:

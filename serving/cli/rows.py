@@ -25,6 +25,7 @@ STDIN: Final = Path("-")
 _INTEGERS = frozenset(
     {"UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64"}
 )  # fmt: skip
+_BODIES = frozenset({"instances", "inputs", "dataframe_records", "dataframe_split"})
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -70,10 +71,10 @@ def _json(name: str, data: bytes) -> InputFile:
         raise InvalidInput(f"{name}: not JSON: {error}") from error
     if isinstance(content, list):
         return InputFile(content)
-    if isinstance(content, dict) and ("instances" in content or "inputs" in content):
+    if isinstance(content, dict) and not _BODIES.isdisjoint(content):
         return InputFile([], content)
     raise InvalidInput(
-        f"{name}: expected a list of rows, or an object with 'instances' or 'inputs'"
+        f"{name}: expected a list of rows, or an object with {' or '.join(sorted(_BODIES))}"
     )
 
 

@@ -1,6 +1,7 @@
 """The row format of TensorFlow Serving and KServe V1, for tables and people with curl.
 
 ``{"instances": [...]}`` holds one entry a row: a value, a list, or an object by column name.
+DataFrames as MLflow sends them are rows too (see ``dataframe``).
 ``{"inputs": ...}`` holds whole tensors: one, or an object of them by input or column name. Columns
 that the version does not know are ignored and counted, so that clients can send a new column
 before the version that needs it; columns that it needs must be there.
@@ -17,7 +18,7 @@ from models.servable import Array, numpy_dtype
 from models.signature import Signature, TensorSpec
 from registry.errors import InvalidInput
 from registry.ident import shown
-from serving.codec import output, shapes, tensors
+from serving.codec import dataframe, output, shapes, tensors
 from serving.codec.limits import DEFAULT_LIMITS, Limits, checked_count
 from serving.codec.parse import kind_of, parse_object
 
@@ -47,6 +48,16 @@ def decode_predict(
 ) -> PredictCall:
     """Return the call in a request's body, or raise InvalidInput naming row, column and value."""
     document = parse_object(body)
+    field = dataframe.field_of(document)
+    if field:
+        document = {"instances": dataframe.rows_of(document, field)}
+    with dataframe.named(field):
+        return _decoded(document, signature, limits, is_batchable=is_batchable)
+
+
+def _decoded(
+    document: Mapping[str, Any], signature: Signature, limits: Limits, *, is_batchable: bool
+) -> PredictCall:
     if ("instances" in document) == ("inputs" in document):
         raise InvalidInput('body: exactly one of "instances" (rows) and "inputs" is needed')
     name = document.get("signature_name")

@@ -18,7 +18,8 @@ from registry import desired
 from registry.desired import Key
 from registry.errors import RegistryError
 from registry.manifest import Manifest
-from serving.control.state_writer import StateWriter
+from serving.auth import SERVER
+from serving.control.state_writer import Note, StateWriter
 from serving.errors import ServingError
 from serving.fleet import VersionReport
 
@@ -42,7 +43,10 @@ class PackedForms:
         self._hold = hold
 
     async def renew(self, key: Key, inspect: Callable[[Manifest, int], Inspection]) -> None:
-        """Pack again what another machine packed, and what is damaged or no longer there."""
+        """Pack again what another machine packed, and what is damaged or no longer there.
+
+        What answers its golden rows otherwise here served before and still does: it is told only.
+        """
         known = self._known(key)
         if not known.graph and known.has_prepacking:
             return
@@ -51,7 +55,9 @@ class PackedForms:
             found = await asyncio.to_thread(inspect, manifest, self._memory_bytes)
         except LoadFailed as error:
             found = _as_published(known, f"it could not be packed again: {error}")
-        if (found.graph, found.resident) != (known.graph, known.resident):
+        if found.drift and found.drift != known.drift:
+            await self._tell_drift(key, found)
+        elif _facts(found) != _facts(known):
             await self._replace(key, found)
 
     async def prove(self, key: Key, report: VersionReport) -> None:
@@ -91,10 +97,22 @@ class PackedForms:
     def _known(self, key: Key) -> Inspection:
         return self._writer.inspection(key, self._writer.state.loaded[key].inspection)
 
-    async def _replace(self, key: Key, inspection: Inspection) -> None:
+    async def _tell_drift(self, key: Key, found: Inspection) -> None:
+        """Keep a version that served before, and say that it answers otherwise here."""
+        _log.warning("%s/%d serves although %s", *key, found.drift)
+        try:
+            await self._replace(key, found, Note("drifted", *key, SERVER, found.drift))
+        except (RegistryError, ServingError) as error:
+            _log.error("%s/%d: its drift is not recorded: %s", *key, error)
+
+    async def _replace(self, key: Key, inspection: Inspection, note: Note | None = None) -> None:
         document = inspection.to_json()
-        await self._writer.change(lambda s, _: desired.reinspect(s, *key, document), None)
+        await self._writer.change(lambda s, _: desired.reinspect(s, *key, document), note)
         await self._hold(key)
+
+
+def _facts(inspection: Inspection) -> tuple[object, ...]:
+    return inspection.graph, inspection.resident, inspection.drift
 
 
 def _as_published(known: Inspection, reason: str) -> Inspection:

@@ -111,7 +111,8 @@ class StateWriter:
                 return State.LOADING, "is being loaded again after the server's start"
             if not entry.is_serving:
                 return State.LOADING, "is being loaded and warmed up in every worker"
-            return State.READY, "loaded and warmed up in every worker"
+            drift = self.inspection(key, entry.inspection).drift
+            return State.READY, drift or "loaded and warmed up in every worker"
         if key[1] in model.failed:
             return State.FAILED, model.failed[key[1]]
         if key in self.draining:

@@ -130,6 +130,8 @@ class VersionLoads:
         operation.at("inspecting", 0.3)
         limit_bytes = self._inspect_memory_bytes or max(0, plan.free_bytes - plan.new_bytes)
         inspection = await asyncio.to_thread(self._inspect, manifest, limit_bytes)
+        if inspection.drift:
+            raise LoadFailed(inspection.drift)
         ledger.inspected(key, inspection)
         ledger.reserve(key)
         operation.at("bringing its weights into RAM", 0.5)

@@ -174,8 +174,16 @@ DATA_SCHEMAS: Final[dict[str, Document]] = {
             "signature_name": _TEXT,
             "instances": {"type": "array", "items": _ANYTHING},
             "inputs": _ANYTHING,
+            "dataframe_records": _array(_PARAMETERS),
+            "dataframe_split": _object(
+                {"columns": _array(_ANYTHING), "data": _array(_array(_ANYTHING))},
+                ("columns", "data"),
+            ),
         },
-        "oneOf": [{"required": ["instances"]}, {"required": ["inputs"]}],
+        "oneOf": [
+            {"required": [name]}
+            for name in ("instances", "inputs", "dataframe_records", "dataframe_split")
+        ],
     },
     "PredictResponse": {
         "type": "object",

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+# Before a library reads it: several test processes on few cores wait for each other's threads.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import joblib
 import numpy as np
 import pytest
 
 from models.convert import ConvertOptions, convert
+from models.golden import drift
 from models.package import Package
 from models.runtime.loader import RuntimeLoader
 from models.servable import Array, Inspection, LoadSpec, Servable
 from models.signature import Signature, parse_signature
 from registry.ident import digest_hex
+from tests.unit.models.conftest import Shelf
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +64,19 @@ def serve(tmp_path: Path) -> Callable[..., Served]:
         signature = parse_signature(package.manifest.signature)
         inspection = Inspection(signature, False, "", False, 0.0, 0.0, 0)
         spec = LoadSpec("m", 1, package.manifest, folder, 1, inspection)
-        return Served(package, signature, RuntimeLoader(threads=1).load(spec))
+        servable = RuntimeLoader(threads=1).load(spec)
+        assert drift(servable.run, signature, package.manifest.parity) == ""
+        return Served(package, signature, servable)
 
     return serve
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Shelf:
+    """An empty shelf, for files that are ONNX already."""
+    folder = tmp_path / "shelf"
+    folder.mkdir()
+    return Shelf(folder)
 
 
 @pytest.fixture

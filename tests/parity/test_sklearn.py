@@ -17,7 +17,7 @@ from sklearn.ensemble import (
     RandomForestClassifier,
     RandomForestRegressor,
 )
-from sklearn.impute import SimpleImputer
+from sklearn.impute import KNNImputer, SimpleImputer
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
@@ -37,6 +37,10 @@ from .conftest import worst
 
 pytestmark = [pytest.mark.extra, pytest.mark.slow]
 TOLERANCE = 1e-5
+
+
+def double(x):
+    return x * 2
 
 
 def grid(rng):
@@ -268,14 +272,18 @@ def test_a_table_of_numbers_is_one_matrix_with_column_names(serve):
 
 
 @pytest.mark.parametrize("model", [SVC(), LinearSVC()], ids=["SVC", "LinearSVC"])
-def test_classifiers_without_probabilities_give_labels_only(serve, model):
-    """Where scikit-learn has no predict_proba there is no output of that name."""
+def test_classifiers_without_probabilities_give_labels_and_scores(serve, model):
+    """Where scikit-learn has no predict_proba, decision_function stands in its place."""
     x, y = load_iris(return_X_y=True)
     model = make_pipeline(StandardScaler(), model).fit(x, y)
     served = serve(model)
-    assert [spec.name for spec in served.signature.outputs] == ["label"]
-    got = served({"input": x.astype(np.float32)})["label"]
-    assert got.tolist() == model.predict(x.astype(np.float32).astype(np.float64)).tolist()
+    label, scores = served.signature.outputs
+    assert (label.name, scores.name, scores.method) == ("label", "scores", "decision_function")
+    assert (scores.shape, scores.labels) == ((-1, 3), (0, 1, 2))
+    rows = x.astype(np.float32)
+    got = served({"input": rows})
+    assert got["label"].tolist() == model.predict(rows.astype(np.float64)).tolist()
+    assert worst(got["scores"], model.decision_function(rows.astype(np.float64))) <= TOLERANCE
 
 
 def test_regression_of_one_and_of_two_numbers(serve, rng):
@@ -293,18 +301,19 @@ def test_regression_of_one_and_of_two_numbers(serve, rng):
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        (make_pipeline(FunctionTransformer(np.log1p), DecisionTreeClassifier()), "FunctionTransf"),
+        (make_pipeline(FunctionTransformer(double), DecisionTreeClassifier()), "r: 'double' is a"),
+        (make_pipeline(KNNImputer(), DecisionTreeClassifier()), "KNNImputer: it looks rows"),
         (StandardScaler(), "does not predict"),
-        (RandomForestRegressor(2), "2 outputs"),
+        (RandomForestClassifier(2), "several outputs"),
         (LogisticRegression(), "is it fitted"),
     ],
-    ids=["own function", "no model", "several outputs", "not fitted"],
+    ids=["own function", "imputer by neighbours", "no model", "several outputs", "not fitted"],
 )
 def test_what_cannot_be_converted_is_refused_with_the_reason(serve, rng, model, reason):
     """The message names what is in the way."""
     x = np.abs(rng.normal(size=(50, 2)))
-    if isinstance(model, RandomForestRegressor):
-        model.fit(x, x)
+    if isinstance(model, RandomForestClassifier):
+        model.fit(x, (x > 0.5).astype(int))
     elif not isinstance(model, LogisticRegression):
         model.fit(x, (x[:, 0] > 0.5).astype(int))
     with pytest.raises(ConversionRefused, match=reason):

@@ -194,19 +194,6 @@ def test_a_format_that_the_pickle_is_not_is_refused(tmp_path, module, name, want
         convert("m", path, ConvertOptions(format=wanted))
 
 
-@pytest.mark.extra
-@pytest.mark.slow
-def test_an_estimator_known_to_differ_is_refused_by_name(tmp_path):
-    """Nobody waits for a parity check that is bound to fail."""
-    from sklearn.ensemble import IsolationForest
-
-    path = tmp_path / "m.pkl"
-    model = IsolationForest(n_estimators=2).fit([[0.0], [1.0], [5.0]])
-    path.write_bytes(pickle.dumps(model))
-    with pytest.raises(ConversionRefused, match=r"^scores of IsolationForest are not converted"):
-        convert("m", path)
-
-
 @pytest.mark.parametrize(
     ("data", "extra"),
     [(b"tree\nversion=v4\n", "lightgbm"), (b'{"learner":{}}', "xgboost"), (b"CBM1", "catboost")],

@@ -95,6 +95,18 @@ class TestFindings:
         servable = shelf.load(package, shelf.inspect(package))
         assert servable.run({"idx": np.array([2])})[0].tolist() == [[8.0, 9.0, 10.0, 11.0]]
 
+    def test_golden_rows_are_asked_again(self, shelf: Shelf) -> None:
+        """A record of other answers is reported as drift; a true one is not."""
+        package = shelf.put(graphs.id32())
+        for answer, drift in ([1.0, 2.0, 3.0, 4.0], ""), ([1.0, 2.0, 9.0, 4.0], "y is 3, was 9"):
+            row = {"inputs": {"x": [1.0, 2.0, 3.0, 4.0]}, "outputs": {"y": answer}}
+            parity = {"tolerance": 1e-5, "golden": [row]}
+            pushed = Package(replace(package.manifest, parity=parity), package.objects)
+            found = shelf.inspect(pushed)
+            assert found.drift.endswith(drift)
+            assert bool(found.drift) is bool(drift)
+            assert parse_inspection(found.to_json()) == found
+
     def test_control_flow_is_reported(self, shelf: Shelf) -> None:
         """Such versions must not run on an event loop."""
         assert shelf.inspect(shelf.put(graphs.endless())).has_control_flow

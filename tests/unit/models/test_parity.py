@@ -62,11 +62,21 @@ def test_another_shape_is_refused():
 
 def test_the_record_is_json_with_golden_rows():
     """The record can be stored as it is, with null for what is not finite."""
-    rows = {"x": np.array([[1.0], [np.nan]]), "t": np.array([["a"], ["b"]], dtype=object)}
+    rows = {"x": np.array([[1.0], [2.0]]), "t": np.array([["a"], ["b"]], dtype=object)}
     parity = compare(fixed(y=[1.0, np.inf]), fixed(y=[1.0, np.inf]), rows)
     record = json.loads(json.dumps(parity.to_json(), allow_nan=False))
     assert record["rows"] == 2
-    assert record["golden"][1] == {"inputs": {"x": [None], "t": ["b"]}, "outputs": {"y": None}}
+    assert record["golden"][1] == {"inputs": {"x": [2.0], "t": ["b"]}, "outputs": {"y": None}}
+
+
+def test_golden_rows_are_those_that_json_can_tell():
+    """A missing number is null, as an infinite one is: such rows are kept where all are so."""
+    rows = {"x": np.array([[1.0], [np.nan]])}
+    golden = compare(fixed(y=[1.0, 2.0]), fixed(y=[1.0, 2.0]), rows).golden
+    assert [row["inputs"] for row in golden] == [{"x": [1.0]}]
+    rows = {"x": np.array([[np.inf], [np.nan]])}
+    golden = compare(fixed(y=[1.0, 2.0]), fixed(y=[1.0, 2.0]), rows).golden
+    assert [row["inputs"] for row in golden] == [{"x": [None]}, {"x": [None]}]
 
 
 def test_edges_hold_each_threshold_with_its_neighbours():

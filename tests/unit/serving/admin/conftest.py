@@ -120,6 +120,7 @@ class FakeInspector:
 
     def __init__(self) -> None:
         self.refused: dict[str, str] = {}
+        self.drifted: dict[str, str] = {}
         self.signatures: dict[str, Signature] = {}
         self.private_bytes = 0
         self.resident: dict[str, int] = {}
@@ -137,8 +138,9 @@ class FakeInspector:
         if manifest.graph in self.refused:
             raise LoadFailed(self.refused[manifest.graph])
         signature = self.signatures.get(manifest.graph, SIGNATURE)
+        drift = self.drifted.get(manifest.graph, "")
         return Inspection(signature, True, "rows are independent", False, 0.001, 0.01,
-                          self.private_bytes, resident=self.resident)  # fmt: skip
+                          self.private_bytes, resident=self.resident, drift=drift)  # fmt: skip
 
 
 def digest_of(data: bytes) -> str:

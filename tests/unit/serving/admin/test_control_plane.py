@@ -80,6 +80,18 @@ async def test_c02_failed_load_leaves_everything_else_and_a_later_good_one_works
     assert world.control.status("m", 2)[0] == "READY"
 
 
+async def test_a_version_whose_answers_have_drifted_is_failed(world):
+    """A version that answers its golden rows otherwise than when pushed does not serve."""
+    record = await world.push("m", b"drifted")
+    world.inspector.drifted[record.manifest.graph] = "golden row 1 is 2, was 1"
+
+    with pytest.raises(LoadFailed, match="golden row 1"):
+        await world.load("m", 1)
+
+    assert world.control.status("m", 1) == ("FAILED", "golden row 1 is 2, was 1")
+    assert not any(("m", 1) in target.versions for target in world.fleet.targets)
+
+
 async def test_c02_version_that_fails_in_a_worker_is_taken_out_again(world):
     """A load that a worker refuses ends FAILED, and no worker is left with it."""
     await world.push_loaded("m", 1)

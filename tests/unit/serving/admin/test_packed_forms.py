@@ -128,6 +128,27 @@ async def test_a_start_on_another_machine_takes_what_is_packed_there(world, pack
     assert inspection(world).graph == digest_of(packing.graph)
 
 
+async def test_a_start_whose_answers_have_drifted_serves_and_says_so(world, packing):
+    """What served before serves on; its reason and one event tell that it answers otherwise."""
+    await loaded(world, packing)
+    drift = "its answers have drifted since it was pushed: golden row 1: y is 2, was 1"
+    packing.drifted[world.control.writer.record("m", 1).manifest.graph] = drift
+
+    for _ in range(2):
+        await world.restart()
+        await world.control.restored()
+
+        assert world.control.status("m", 1) == ("READY", drift)
+        assert inspection(world).mode == "packed"
+        events = [e for e in world.store.events.read() if e.kind == "drifted"]
+        assert [(e.model, e.version, e.reason) for e in events] == [("m", 1, drift)]
+
+    packing.drifted.clear()
+    await world.restart()
+    await world.control.restored()
+    assert world.control.status("m", 1) == ("READY", "loaded and warmed up in every worker")
+
+
 async def test_a_start_that_cannot_pack_serves_all_the_same(world, packing):
     """What was packed is a cache: without it the version is opened as it was published."""
     await loaded(world, packing)
