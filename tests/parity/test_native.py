@@ -109,3 +109,13 @@ def test_what_has_no_native_runtime_says_so(tmp_path, serve, rng):
     path.write_bytes(b"\x08\x09")
     with pytest.raises(ConversionRefused, match="no runtime but onnx"):
         convert("m", path, ConvertOptions(runtime="native"))
+
+
+def test_only_a_graph_is_made_smaller(serve, rng, tmp_path):
+    """A model that is served by its library has no weights that --quantize could round."""
+    x = rng.normal(size=(200, 3))
+    model = lgb.LGBMRegressor(**FAST, linear_tree=True).fit(x, x[:, 0])
+    with pytest.raises(ConversionRefused, match="linear trees have no graph"):
+        serve(model, quantize="int8", folder=tmp_path)
+    with pytest.raises(ConversionRefused, match="a native model has no graph to make smaller"):
+        serve(model, quantize="int8", folder=tmp_path, runtime="native")

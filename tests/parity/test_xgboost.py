@@ -280,6 +280,30 @@ def test_at_the_end_of_a_pipeline(serve, rng, classes):
     assert (got["label"] == model.predict(x)).all()
 
 
+def test_inside_other_models(serve, rng):
+    """Votes, stacks and one model a target are taken apart, CatBoost beside XGBoost inside."""
+    from catboost import CatBoostClassifier, CatBoostRegressor
+    from sklearn.ensemble import StackingRegressor, VotingClassifier
+    from sklearn.linear_model import Ridge
+    from sklearn.multioutput import MultiOutputRegressor
+
+    x, y = table(rng)
+    few = {"iterations": 10, "verbose": 0, "thread_count": 1}
+    target = np.digitize(y, np.quantile(y, [0.3, 0.7]))
+    votes = VotingClassifier(
+        [("x", xgb.XGBClassifier(**FAST)), ("c", CatBoostClassifier(**few))], voting="soft"
+    ).fit(x, target)
+    got = serve(votes)({"input": x})
+    assert worst(got["probabilities"], votes.predict_proba(x)) <= TOLERANCE
+    assert (got["label"] == votes.predict(x)).all()
+    stack = StackingRegressor(
+        [("x", xgb.XGBRegressor(**FAST)), ("c", CatBoostRegressor(**few))], Ridge()
+    ).fit(x, y)
+    each = MultiOutputRegressor(xgb.XGBRegressor(**FAST)).fit(x, np.stack([y, -y], axis=1))
+    for model in (stack, each):
+        assert worst(serve(model)({"input": x})["prediction"], model.predict(x)) <= TOLERANCE
+
+
 def test_several_targets(serve, rng):
     """Trees for several targets are a graph; leaves with several numbers are served natively."""
     x, y = table(rng)
