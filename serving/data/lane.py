@@ -226,9 +226,12 @@ class Prediction:
             )  # fmt: skip
 
     def _release(self) -> None:
+        # The connection remembers its newest request; the body must not stay with it. An error
+        # leads back here by its traceback: body and all would wait for the garbage collector.
+        self._pieces.clear()
+        self._refusal = None
         if self._intake is not None:
             self._intake.release()
-            # The connection remembers its newest request; the body must not stay with it.
             self._intake = None
 
 
