@@ -1,4 +1,4 @@
-"""A request that is over leaves nothing for the garbage collector: no cycle holds body or arrays."""
+"""A request that is over leaves nothing for the garbage collector: body and arrays go with it."""
 
 from __future__ import annotations
 
