@@ -197,6 +197,7 @@ class Request:
     def _answer(self, result: Result, answer: Answer) -> None:
         owner, decoded = self._owner, self._decoded
         self._is_over = True
+        self._member = None
         self._version.counters.request_answered(
             decoded.rows if decoded is not None else 0,
             owner.clock() - self._start_ns,
@@ -228,6 +229,8 @@ class Request:
 
     def _end(self, code: int, rows: int, timing: Timing | None) -> None:
         self._is_over = True
+        # It leads back here: body and arrays would wait for the garbage collector.
+        self._member = None
         self._version.counters.request_done(code, rows, timing)
         self._owner.left(self)
 
