@@ -38,7 +38,9 @@ from serving.codec import tensors, v2
 from serving.codec.limits import DEFAULT_LIMITS, Limits
 from serving.codec.output import v2_datatype
 from serving.codec.parse import parse_object
+from serving.codec.packed_rows import PackedInput
 from serving.codec.v2 import InferCall, OutputWish
+from serving.codec.v2_templates import V2Templates
 
 # What stands before the numbers of an output of one datatype and shape.
 _Head: TypeAlias = tuple[np.dtype[Any], tuple[int, ...], bytes]
@@ -124,6 +126,12 @@ class V2Plan:
         if all(_is_plain(spec) for spec in signature.inputs):
             count = len(signature.inputs)
             self._inputs = {s.name: _InputPlan(s, limits, count) for s in signature.inputs}
+        self._templates = V2Templates(
+            {
+                name: (plan.datatype, PackedInput(name, plan.dtype, tuple(plan.rest)))
+                for name, plan in self._inputs.items()
+            }
+        )
         start = {"model_name": model, "model_version": str(version)}
         self._start = orjson.dumps(start)[:-1]
         self._memos: dict[tuple[int, ...], list[_Head]] = {}
@@ -131,8 +139,11 @@ class V2Plan:
     def decode(self, body: bytes, json_length: int | None) -> InferCall:
         """Return the call in a request's body, as ``v2.decode_infer`` does."""
         if json_length is None:
+            if (read := self._templates.read(body)) is not None:
+                return InferCall(read[0], read[1], read[1].rows, self.all_outputs)
             document = parse_object(body)
             if self._inputs and (call := self._usual(document, body)) is not None:
+                self._templates.learn(body, document, call.rows)
                 return call
             return v2.decode_document(
                 document,

@@ -14,6 +14,7 @@ import numpy as np
 from models.errors import RunFailed
 from models.servable import Array, Servable, numpy_dtype, rows_of
 from models.signature import Signature
+from serving.codec import packed_rows
 
 GroupKey: TypeAlias = tuple[tuple[str, str, tuple[int, ...]], ...]
 
@@ -72,6 +73,8 @@ def compute(
 
 
 def _join(inputs: Sequence[Mapping[str, Array]]) -> Mapping[str, Array]:
+    if (arrays := packed_rows.joined(inputs)) is not None:
+        return arrays
     if len(inputs) == 1:
         return inputs[0]
     return {name: np.concatenate([one[name] for one in inputs]) for name in inputs[0]}

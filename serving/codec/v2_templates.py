@@ -1,0 +1,136 @@
+"""Requests that are the text of an earlier one but for its numbers: only these are read.
+
+A client writes one request like the next. Where all the text around the lists of ``data`` was read
+before, byte for byte, what it says is known, and just the lists are parsed. That is exact: a JSON
+list may stand wherever another one stood, and an earlier request proves where it stands (see
+``_is_proven``). Whatever is not exactly so is left to the long way.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from serving.codec.packed_rows import PackedInput, PackedRows
+from serving.codec.tensors import PACK_CODES
+
+_KEY: Final = b'"data":'
+# struct refuses what is out of a datatype's range; of what JSON has, it takes numbers and booleans.
+_CODES: Final = {
+    **PACK_CODES,
+    "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q",
+    "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q",
+}  # fmt: skip
+_MAX_TEMPLATES: Final = 64
+_MAX_TEXT_BYTES: Final = 4096
+
+
+class _Template(NamedTuple):
+    call_id: str | None
+    rows: int
+    layout: tuple[PackedInput, ...]
+    packs: tuple[Callable[..., bytes], ...]
+
+
+class V2Templates:
+    """The texts of requests to one version, learned from those that were read the long way."""
+
+    def __init__(self, inputs: Mapping[str, tuple[str, PackedInput]]) -> None:
+        """``inputs``: by name, the datatype of each and its form."""
+        self._inputs = inputs
+        self._lists = len(inputs) if all(kind in _CODES for kind, _ in inputs.values()) else 0
+        self._layouts: dict[tuple[str, ...], tuple[PackedInput, ...]] = {}
+        self._known: dict[tuple[bytes, ...], _Template] = {}
+        self._passed_over = 0
+
+    def read(self, body: bytes) -> tuple[str | None, PackedRows] | None:
+        """Return the id and the inputs of a request whose text is known, or None."""
+        texts: tuple[bytes, ...]
+        if self._lists == 1:
+            start = body.find(_KEY) + len(_KEY)
+            end = body.find(b"]", start) + 1
+            template = self._known.get((body[:start], body[end:]))
+            if template is None:
+                return None
+            lists = [body[start:end]]
+        else:
+            texts, lists = _apart(body, self._lists)
+            template = self._known.get(texts)
+            if template is None:
+                return None
+        parts = []
+        for text, pack in zip(lists, template.packs, strict=True):
+            # The letters of true, false and null: struct would take a boolean for a number.
+            if b"u" in text or b"l" in text:
+                return None
+            try:
+                parts.append(pack(*orjson.loads(text)))
+            except (ValueError, TypeError, OverflowError, struct.error):
+                return None
+        return template.call_id, PackedRows(template.layout, template.rows, parts)
+
+    def learn(self, body: bytes, document: Mapping[str, Any], rows: int) -> None:
+        """Keep the text of a request of the usual form, if it is of use.
+
+        The more is known, the less often: where every text is new, learning would cost for nothing.
+        """
+        if self._passed_over < len(self._known):
+            self._passed_over += 1
+            return
+        self._passed_over = 0
+        texts, _ = _apart(body, self._lists)
+        items = document["inputs"]
+        is_of_use = self._lists > 0 and rows > 0 and sum(map(len, texts)) <= _MAX_TEXT_BYTES
+        if not is_of_use or not _is_proven(texts, document):
+            return
+        if len(self._known) >= _MAX_TEMPLATES:
+            del self._known[next(iter(self._known))]
+        names = tuple(item["name"] for item in items)
+        packs = tuple(
+            struct.Struct(f"<{len(item['data'])}{_CODES[self._inputs[item['name']][0]]}").pack
+            for item in items
+        )
+        # One object for each order of the inputs, for that is what requests are joined by.
+        layout = tuple(self._inputs[name][1] for name in names)
+        layout = self._layouts.setdefault(names, layout)
+        self._known[texts] = _Template(document.get("id"), rows, layout, packs)
+
+
+def _apart(body: bytes, lists: int) -> tuple[tuple[bytes, ...], list[bytes]]:
+    """Return the texts around the lists of data, and the lists, if there are as many."""
+    texts, found = [], []
+    position = 0
+    for _ in range(lists):
+        start = body.find(_KEY, position) + len(_KEY)
+        end = body.find(b"]", start) + 1
+        if start < len(_KEY) or not end:
+            break
+        texts.append(body[position:start])
+        found.append(body[start:end])
+        position = end
+    texts.append(body[position:])
+    return tuple(texts), found
+
+
+def _is_proven(texts: tuple[bytes, ...], document: Mapping[str, Any]) -> bool:
+    """Whether lists between ``texts`` are just the data of the inputs, in order.
+
+    Lists that no request of the usual form can hold are put there. Where they come back as the data
+    and all else is as it was, each stood where a value is expected, and so may any other list.
+    """
+    if len(texts) != len(document["inputs"]) + 1:
+        return False
+    marks = [[f"list {index}"] for index in range(len(texts) - 1)]
+    body = texts[0] + b"".join(
+        orjson.dumps(mark) + text for mark, text in zip(marks, texts[1:], strict=True)
+    )
+    items = [
+        {**item, "data": mark} for item, mark in zip(document["inputs"], marks, strict=True)
+    ]
+    try:
+        return bool(orjson.loads(body) == {**document, "inputs": items})
+    except orjson.JSONDecodeError:
+        return False
