@@ -210,10 +210,8 @@ class ServingMap(Generic[T]):
     def _answering(
         self, model: str, selector: int | str | None, routing_key: bytes | None
     ) -> tuple[VersionView[T], T]:
-        if selector is None:
-            view = self._routed(model, routing_key)
-        else:
-            view = self.find(model, selector)
+        is_routed = selector is None
+        view = self._routed(model, routing_key) if is_routed else self.find(model, selector)
         if view.target is None:
             raise NotReady(
                 f"model {shown(model)} version {view.version} is {view.state}: {view.reason}"

@@ -41,6 +41,7 @@ from serving.metrics.page import MetricsMemory, Timing
 from serving.settings import Settings
 
 ROUNDS = 9
+HEAD = RequestHead("bench-request-id")
 # Rows, callers, requests, whether the numbers come and go as bytes.
 LOADS = (
     (1, 64, 20000, False),
@@ -125,7 +126,8 @@ def binary_bodies_of(servable: OnnxServable, rows: int) -> tuple[list[bytes], Re
         bodies.append(start + data)
         if len(start) != len(bodies[0]) - len(data):
             raise RuntimeError("the JSON parts differ in length")
-    return bodies, RequestHead("bench-request-id", json_length=str(len(bodies[0]) - rows * spec.shape[1] * 4))
+    json_bytes = len(bodies[0]) - rows * spec.shape[1] * 4
+    return bodies, RequestHead("bench-request-id", json_length=str(json_bytes))
 
 
 async def closed_loop(
@@ -133,7 +135,7 @@ async def closed_loop(
     bodies: Sequence[bytes],
     callers: int,
     requests: int,
-    head: RequestHead = RequestHead("bench-request-id"),
+    head: RequestHead = HEAD,
 ) -> float:
     """Answer ``requests`` with ``callers`` at once; return processor microseconds each."""
     loop = asyncio.get_running_loop()
@@ -277,13 +279,12 @@ async def main() -> None:
             plane, _ = build_plane(servable, may_inline=may_inline)
             print("inline" if may_inline else "threads")
             for rows, callers, requests, is_binary in LOADS:
-                bodies, head = bodies_of(servable, rows), RequestHead("bench-request-id")
+                bodies, head = bodies_of(servable, rows), HEAD
                 if is_binary:
                     bodies, head = binary_bodies_of(servable, rows)
                 await closed_loop(plane, bodies, callers, requests // 4, head)
                 found = [
-                    await closed_loop(plane, bodies, callers, requests, head)
-                    for _ in range(ROUNDS)
+                    await closed_loop(plane, bodies, callers, requests, head) for _ in range(ROUNDS)
                 ]
                 print(
                     f"  {callers} callers, {rows} rows{', binary' * is_binary}: "

@@ -6,9 +6,9 @@ than its numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -24,52 +24,34 @@ class PackedInput:
     rest: tuple[int, ...]
 
 
-class PackedRows(Mapping[str, Array]):
-    """Inputs by name, as the signature wants them; arrays are made when they are asked for.
-
-    ``parts``: the row-major bytes of each input of ``layout``, which is compared by identity.
-    """
-
-    __slots__ = ("_arrays", "layout", "parts", "rows")
-
-    def __init__(
-        self, layout: tuple[PackedInput, ...], rows: int, parts: Sequence[bytes]
-    ) -> None:
-        self.layout = layout
-        self.rows = rows
-        self.parts = parts
-        self._arrays: dict[str, Array] | None = None
-
-    def arrays(self) -> dict[str, Array]:
-        """Return the inputs, which cannot be written to."""
-        if self._arrays is None:
-            self._arrays = _arrays(self.layout, self.rows, self.parts)
-        return self._arrays
-
-    def __getitem__(self, name: str) -> Array:
-        return self.arrays()[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.arrays())
-
-    def __len__(self) -> int:
-        return len(self.layout)
+# The inputs (compared by identity), the rows, and the row-major bytes of each input. A plain tuple:
+# one is made for each request.
+PackedRows: TypeAlias = tuple[tuple[PackedInput, ...], int, list[bytes]]
+Inputs: TypeAlias = Mapping[str, Array] | PackedRows
 
 
-def joined(requests: Sequence[Mapping[str, Array]]) -> dict[str, Array] | None:
+def arrays_of(inputs: Inputs) -> Mapping[str, Array]:
+    """Return inputs as arrays by name; those that were packed cannot be written to."""
+    return _arrays(*inputs) if isinstance(inputs, tuple) else inputs
+
+
+def joined(requests: Sequence[Inputs]) -> dict[str, Array] | None:
     """Return the inputs of all requests one after another; None where they are not packed alike."""
     first = requests[0]
-    if type(first) is not PackedRows:
+    if not isinstance(first, tuple):
         return None
-    layout = first.layout
-    columns = []
+    layout = first[0]
     rows = 0
+    columns = []
     for request in requests:
-        if type(request) is not PackedRows or request.layout is not layout:
+        if not isinstance(request, tuple) or request[0] is not layout:
             return None
-        rows += request.rows
-        columns.append(request.parts)
-    return _arrays(layout, rows, [b"".join(column) for column in zip(*columns, strict=True)])
+        rows += request[1]
+        columns.append(request[2])
+    parts = columns[0]
+    if len(columns) > 1:
+        parts = [b"".join(column) for column in zip(*columns, strict=True)]
+    return _arrays(layout, rows, parts)
 
 
 def _arrays(layout: tuple[PackedInput, ...], rows: int, parts: Sequence[bytes]) -> dict[str, Array]:

@@ -9,14 +9,16 @@ list may stand wherever another one stood, and an earlier request proves where i
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Generic, TypeVar
 
 import orjson
+from orjson import loads
 
 from serving.codec.packed_rows import PackedInput, PackedRows
 from serving.codec.tensors import PACK_CODES
 
+C = TypeVar("C")
 _KEY: Final = b'"data":'
 # struct refuses what is out of a datatype's range; of what JSON has, it takes numbers and booleans.
 _CODES: Final = {
@@ -28,52 +30,76 @@ _MAX_TEMPLATES: Final = 64
 _MAX_TEXT_BYTES: Final = 4096
 
 
-class _Template(NamedTuple):
-    call_id: str | None
-    rows: int
-    layout: tuple[PackedInput, ...]
-    packs: tuple[Callable[..., bytes], ...]
+class Template(Generic[C]):
+    """A known text, and what it says: ``call`` of all its requests, and how lists become bytes."""
 
+    __slots__ = ("call", "head", "layout", "packs", "rows", "tail")
 
-class V2Templates:
-    """The texts of requests to one version, learned from those that were read the long way."""
+    def __init__(
+        self,
+        texts: tuple[bytes, ...],
+        call: C,
+        rows: int,
+        layout: tuple[PackedInput, ...],
+        packs: tuple[Callable[..., bytes], ...],
+    ) -> None:
+        self.head, self.tail = texts[0], texts[-1]
+        self.call = call
+        self.rows = rows
+        self.layout = layout
+        self.packs = packs
 
-    def __init__(self, inputs: Mapping[str, tuple[str, PackedInput]]) -> None:
-        """``inputs``: by name, the datatype of each and its form."""
-        self._inputs = inputs
-        self._lists = len(inputs) if all(kind in _CODES for kind, _ in inputs.values()) else 0
-        self._layouts: dict[tuple[str, ...], tuple[PackedInput, ...]] = {}
-        self._known: dict[tuple[bytes, ...], _Template] = {}
-        self._passed_over = 0
-
-    def read(self, body: bytes) -> tuple[str | None, PackedRows] | None:
-        """Return the id and the inputs of a request whose text is known, or None."""
-        texts: tuple[bytes, ...]
-        if self._lists == 1:
-            start = body.find(_KEY) + len(_KEY)
-            end = body.find(b"]", start) + 1
-            template = self._known.get((body[:start], body[end:]))
-            if template is None:
-                return None
-            lists = [body[start:end]]
-        else:
-            texts, lists = _apart(body, self._lists)
-            template = self._known.get(texts)
-            if template is None:
-                return None
+    def packed(self, lists: Sequence[bytes]) -> PackedRows | None:
+        """Return the inputs whose lists of data are these texts, or None."""
         parts = []
-        for text, pack in zip(lists, template.packs, strict=True):
+        for text, pack in zip(lists, self.packs, strict=True):
             # The letters of true, false and null: struct would take a boolean for a number.
             if b"u" in text or b"l" in text:
                 return None
             try:
-                parts.append(pack(*orjson.loads(text)))
+                parts.append(pack(*loads(text)))
             except (ValueError, TypeError, OverflowError, struct.error):
                 return None
-        return template.call_id, PackedRows(template.layout, template.rows, parts)
+        return self.layout, self.rows, parts
 
-    def learn(self, body: bytes, document: Mapping[str, Any], rows: int) -> None:
-        """Keep the text of a request of the usual form, if it is of use.
+
+class V2Templates(Generic[C]):
+    """The texts of requests to one version, learned from those that were read the long way."""
+
+    def __init__(self, inputs: Mapping[str, tuple[str, PackedInput]]) -> None:
+        """Know no text yet. ``inputs``: by name, the datatype of each and its form."""
+        self._inputs = inputs
+        self._lists = len(inputs) if all(kind in _CODES for kind, _ in inputs.values()) else 0
+        self._layouts: dict[tuple[str, ...], tuple[PackedInput, ...]] = {}
+        self._known: dict[tuple[bytes, ...], Template[C]] = {}
+        # The text of the latest request with one list: the next is mostly like it.
+        self._latest: Template[C] | None = None
+        self._passed_over = 0
+
+    def read(self, body: bytes) -> tuple[C, PackedRows] | None:
+        """Return what the text of a request says, and its inputs; None where it is not known."""
+        template = self._latest
+        if template is not None and body.startswith(template.head) and body.endswith(template.tail):
+            text = body[len(template.head) : -len(template.tail)]
+            if b"u" not in text and b"l" not in text:
+                try:
+                    part = template.packs[0](*loads(text))
+                except (ValueError, TypeError, OverflowError, struct.error):
+                    return None
+                return template.call, (template.layout, template.rows, [part])
+        if not self._known:
+            return None
+        texts, lists = _apart(body, self._lists)
+        template = self._known.get(texts)
+        packed = template.packed(lists) if template is not None else None
+        if template is None or packed is None:
+            return None
+        if self._lists == 1:
+            self._latest = template
+        return template.call, packed
+
+    def learn(self, body: bytes, document: Mapping[str, Any], rows: int, call: C) -> None:
+        """Keep the text of a request of the usual form, if it is of use, and what it says.
 
         The more is known, the less often: where every text is new, learning would cost for nothing.
         """
@@ -96,7 +122,7 @@ class V2Templates:
         # One object for each order of the inputs, for that is what requests are joined by.
         layout = tuple(self._inputs[name][1] for name in names)
         layout = self._layouts.setdefault(names, layout)
-        self._known[texts] = _Template(document.get("id"), rows, layout, packs)
+        self._known[texts] = Template(texts, call, rows, layout, packs)
 
 
 def _apart(body: bytes, lists: int) -> tuple[tuple[bytes, ...], list[bytes]]:
@@ -127,9 +153,7 @@ def _is_proven(texts: tuple[bytes, ...], document: Mapping[str, Any]) -> bool:
     body = texts[0] + b"".join(
         orjson.dumps(mark) + text for mark, text in zip(marks, texts[1:], strict=True)
     )
-    items = [
-        {**item, "data": mark} for item, mark in zip(document["inputs"], marks, strict=True)
-    ]
+    items = [{**item, "data": mark} for item, mark in zip(document["inputs"], marks, strict=True)]
     try:
         return bool(orjson.loads(body) == {**document, "inputs": items})
     except orjson.JSONDecodeError:
