@@ -116,6 +116,8 @@ class ServingMap(Generic[T]):
         self._whole: dict[str, tuple[T, Uses]] = {}
         self._splits: dict[str, Split] = {}
         self._shadows: dict[str, tuple[int, ...]] = {}
+        # Whether any version gets copies of requests.
+        self.has_shadows = False
         self._read_routes()
 
     @property
@@ -132,11 +134,6 @@ class ServingMap(Generic[T]):
             )
         self._snapshot = snapshot
         self._read_routes()
-
-    @property
-    def has_shadows(self) -> bool:
-        """Whether any version gets copies of requests."""
-        return bool(self._shadows)
 
     def shadows(self, model: str) -> tuple[int, ...]:
         """Return the versions that get copies of the requests that the model's route answers."""
@@ -250,6 +247,7 @@ class ServingMap(Generic[T]):
             answering = {n for n, view in model.versions.items() if view.target is not None}
             position = former[name].position if name in former else secrets.randbits(64)
             self._splits[name] = Split(name, shares, answering, position)
+        self.has_shadows = bool(self._shadows)
 
 
 def _resolve(model: ModelView[T], selector: str | int | None) -> int:

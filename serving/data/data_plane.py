@@ -107,8 +107,12 @@ class DataPlane:
         except Exception as error:  # noqa: BLE001  the boundary of a request: it must be answered
             done(self.refused(error, call.head))
             return _OVER
+        gate = version.gate
         try:
-            version.gate.enter()
+            if gate.limit is None:
+                gate.in_flight += 1
+            else:
+                gate.enter()
         except ModelFull as error:
             uses.end()
             self.plane_counters.rejected("max_concurrency")
@@ -124,13 +128,8 @@ class DataPlane:
     def left(self, request: Request) -> None:
         """Take back the permits of a request that is over."""
         self._in_flight -= 1
-        request.version.gate.leave()
+        request.version.gate.in_flight -= 1
         request.uses.end()
-
-    @property
-    def is_watched(self) -> bool:
-        """Whether anybody is to be told of answers."""
-        return self.serving_map.has_shadows or self.on_answered is not None
 
     def watch(
         self, call: InferCall, version: ServedVersion, decoded: Decoded, arrays: list[Array]

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from models.errors import InputRefused, RunFailed, RunTerminated
 from models.servable import Array
-from registry.serving_map import Uses
+from registry.serving_map import ServingMap, Uses
 from serving.codec import encoding, v1, v2
 from serving.codec.packed_rows import Inputs, arrays_of
 from serving.data.batch_queue import Member, RunResult
@@ -45,11 +45,8 @@ class Owner(Protocol):
 
     plane_counters: PlaneCounters
     clock: Callable[[], int]
-
-    @property
-    def is_watched(self) -> bool:
-        """Whether answers are to be given to ``watch``."""
-        ...
+    serving_map: ServingMap[ServedVersion]
+    on_answered: OnAnswered | None
 
     def watch(
         self, call: InferCall, version: ServedVersion, decoded: Decoded, arrays: list[Array]
@@ -69,7 +66,7 @@ class Request(Member):
     """
 
     __slots__ = ("_cache_key", "_call", "_decoded", "_done", "_is_answered", "_is_usual", "_owner",
-                 "_start_ns", "_version", "uses")  # fmt: skip
+                 "_start_ns", "uses", "version")  # fmt: skip
 
     _decoded: Decoded
 
@@ -83,7 +80,7 @@ class Request(Member):
     ) -> None:
         self.uses = uses
         self._owner = owner
-        self._version = version
+        self.version = version
         self._call = call
         self._done = done
         self._is_answered = False
@@ -95,14 +92,9 @@ class Request(Member):
         self.key = ()
         self._start_ns = owner.clock()
 
-    @property
-    def version(self) -> ServedVersion:
-        """What answers it."""
-        return self._version
-
     def start(self) -> None:
         """Go as far as it goes without waiting."""
-        call, version = self._call, self._version
+        call, version = self._call, self.version
         version.counters.request_started()
         if len(call.body) < OFF_LOOP_BYTES:
             try:
@@ -122,12 +114,12 @@ class Request(Member):
         """Drop the request, for its client left: ``done`` is not called. Late calls do nothing."""
         if self._is_answered:
             return
-        self._version.batcher.drop(self)
+        self.version.batcher.drop(self)
         self._owner.plane_counters.rejected("cancelled")
         self._end(status_of(Cancelled()), 0, None)
 
     def _decode(self) -> Decoded:
-        call, version = self._call, self._version
+        call, version = self._call, self.version
         if call.protocol == "v2":
             return version.plan.decode(call.body, json_length(call.head.json_length))
         return v1.decode_predict(
@@ -135,7 +127,7 @@ class Request(Member):
         )
 
     def _submit(self, decoded: Decoded, inputs: Inputs) -> None:
-        call, version = self._call, self._version
+        call, version = self._call, self.version
         outputs = timeout_us = None
         self._decoded = decoded
         self.inputs = inputs
@@ -163,7 +155,7 @@ class Request(Member):
 
     def _answered_from(self, cache: ResponseCache, outputs: Sequence[str] | None) -> bool:
         """Answer the request with what was kept, or note under which key to keep its answer."""
-        version, start_ns = self._version, self._owner.clock()
+        version, start_ns = self.version, self._owner.clock()
         name = (version.model, version.version)
         key = key_of(name, version.digest, arrays_of(self.inputs), outputs)
         kept = cache.get(key)
@@ -182,7 +174,7 @@ class Request(Member):
         """Answer with the rows from ``start`` to ``end`` of a run."""
         if self._is_answered:
             return
-        version, limit_bytes = self._version, self._version.max_output_bytes
+        version, limit_bytes = self.version, self.version.max_output_bytes
         if self._is_usual and run.is_shared and self._cache_key is None:
             try:
                 body = self._written_together(run, start, end)
@@ -221,17 +213,17 @@ class Request(Member):
             run.has_texts = True
             size_bytes = sum([array.nbytes for array in run.arrays])
             if size_bytes < OFF_LOOP_BYTES:
-                run.texts = self._version.plan.texts(run.arrays, run.rows)
+                run.texts = self.version.plan.texts(run.arrays, run.rows)
         texts, decoded = run.texts, self._decoded
-        if texts is None or texts.row_bytes * (end - start) > self._version.max_output_bytes:
+        if texts is None or texts.row_bytes * (end - start) > self.version.max_output_bytes:
             return None
         body = texts.body(start, end)
         if isinstance(decoded, v2.InferCall) and decoded.id is not None:
-            return self._version.plan.with_id(body, decoded.id)
+            return self.version.plan.with_id(body, decoded.id)
         return body
 
     def _encode(self, arrays: list[Array]) -> tuple[bytes, int | None]:
-        decoded, version = self._decoded, self._version
+        decoded, version = self._decoded, self.version
         if isinstance(decoded, v2.InferCall):
             return version.plan.encode(decoded, arrays)
         return v1.encode_predict(decoded, arrays, version.signature), None
@@ -240,7 +232,7 @@ class Request(Member):
         self, run: RunResult, start: int, end: int, encoded: tuple[bytes, int | None]
     ) -> None:
         body, json_bytes = encoded
-        head, version = self._call.head, self._version
+        head, version = self._call.head, self.version
         request_id = (REQUEST_ID, head.request_id.encode("ascii"))
         name = None
         if head.accept_encoding is not None:
@@ -276,21 +268,21 @@ class Request(Member):
             run.queue_ns.append(queue_ns)
             run.answered_rows += self.rows
         else:
-            self._version.counters.request_answered(
+            self.version.counters.request_answered(
                 self.rows, total_ns, queue_ns, run.input_ns, run.infer_ns, run.output_ns
             )
         owner.left(self)
         self._done(answer)
-        if owner.is_watched:
+        if owner.on_answered is not None or owner.serving_map.has_shadows:
             decoded, arrays = self._decoded, run.share(start, end, self.positions)
             if isinstance(decoded, v2.InferCall):
                 decoded = replace(decoded, inputs=arrays_of(self.inputs))
-            owner.watch(self._call, self._version, decoded, arrays)
+            owner.watch(self._call, self.version, decoded, arrays)
 
     def _fail(self, error: Exception) -> None:
         if self._is_answered:
             return
-        code, version, head = status_of(error), self._version, self._call.head
+        code, version, head = status_of(error), self.version, self._call.head
         timing = None
         if isinstance(error, RunFailed | RunTerminated | InputRefused):
             timing = Timing(self._owner.clock() - self._start_ns)
@@ -305,7 +297,7 @@ class Request(Member):
 
     def _end(self, code: int, rows: int, timing: Timing | None) -> None:
         self._is_answered = True
-        self._version.counters.request_done(code, rows, timing)
+        self.version.counters.request_done(code, rows, timing)
         self._owner.left(self)
 
     def _off_loop(self, work: Callable[[], Any], go_on: Callable[[Any], None]) -> None:
