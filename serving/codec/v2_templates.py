@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
+import numpy as np
 import orjson
 from orjson import loads
 
+from serving.codec.number_lists import LONG_BYTES, floats
 from serving.codec.packed_rows import PackedInput, PackedRows
 from serving.codec.tensors import PACK_CODES
 
 C = TypeVar("C")
+Pack: TypeAlias = Callable[[bytes], bytes | None]
 _KEY: Final = b'"data":'
 # struct refuses what is out of a datatype's range; of what JSON has, it takes numbers and booleans.
 _CODES: Final = {
@@ -26,6 +29,7 @@ _CODES: Final = {
     "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q",
     "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q",
 }  # fmt: skip
+_FLOATS: Final = frozenset({"FP32", "FP64"})
 _MAX_TEMPLATES: Final = 64
 _MAX_TEXT_BYTES: Final = 4096
 
@@ -41,7 +45,7 @@ class Template(Generic[C]):
         call: C,
         rows: int,
         layout: tuple[PackedInput, ...],
-        packs: tuple[Callable[..., bytes], ...],
+        packs: tuple[Pack, ...],
     ) -> None:
         self.head, self.tail = texts[0], texts[-1]
         self.call = call
@@ -53,14 +57,30 @@ class Template(Generic[C]):
         """Return the inputs whose lists of data are these texts, or None."""
         parts = []
         for text, pack in zip(lists, self.packs, strict=True):
-            # The letters of true, false and null: struct would take a boolean for a number.
-            if b"u" in text or b"l" in text:
+            part = pack(text)
+            if part is None:
                 return None
-            try:
-                parts.append(pack(*loads(text)))
-            except (ValueError, TypeError, OverflowError, struct.error):
-                return None
+            parts.append(part)
         return self.layout, self.rows, parts
+
+
+def _pack(datatype: str, dtype: np.dtype[Any], count: int) -> Pack:
+    """Return what makes bytes of the text of a list of ``count`` numbers, None of any other."""
+    pack = struct.Struct(f"<{count}{_CODES[datatype]}").pack
+    may_be_long = datatype in _FLOATS
+
+    def packed(text: bytes) -> bytes | None:
+        # The letters of true, false and null: struct would take a boolean for a number.
+        if b"u" in text or b"l" in text:
+            return None
+        if may_be_long and len(text) >= LONG_BYTES:
+            return floats(text, dtype, count)
+        try:
+            return pack(*loads(text))
+        except (ValueError, TypeError, OverflowError, struct.error):
+            return None
+
+    return packed
 
 
 class V2Templates(Generic[C]):
@@ -81,11 +101,8 @@ class V2Templates(Generic[C]):
         template = self._latest
         if template is not None and body.startswith(template.head) and body.endswith(template.tail):
             text = body[len(template.head) : -len(template.tail)]
-            if b"u" not in text and b"l" not in text:
-                try:
-                    part = template.packs[0](*loads(text))
-                except (ValueError, TypeError, OverflowError, struct.error):
-                    return None
+            part = template.packs[0](text)
+            if part is not None:
                 return template.call, (template.layout, template.rows, [part])
         if not self._known:
             return None
@@ -116,8 +133,8 @@ class V2Templates(Generic[C]):
             del self._known[next(iter(self._known))]
         names = tuple(item["name"] for item in items)
         packs = tuple(
-            struct.Struct(f"<{len(item['data'])}{_CODES[self._inputs[item['name']][0]]}").pack
-            for item in items
+            _pack(self._inputs[name][0], self._inputs[name][1].dtype, len(item["data"]))
+            for name, item in zip(names, items, strict=True)
         )
         # One object for each order of the inputs, for that is what requests are joined by.
         layout = tuple(self._inputs[name][1] for name in names)

@@ -53,7 +53,8 @@ class RunResult:
     """
 
     __slots__ = ("answered_rows", "arrays", "has_texts", "infer_ns", "input_ns", "is_open",
-                 "is_shared", "output_ns", "queue_ns", "rows", "started_ns", "texts", "total_ns")  # fmt: skip
+                 "is_shared", "output_ns", "queue_ns", "rows", "started_ns", "texts",
+                 "total_ns")  # fmt: skip
 
     def __init__(
         self,
