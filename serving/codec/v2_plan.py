@@ -38,11 +38,11 @@ from registry.ident import shown
 from serving.codec import tensors, v2
 from serving.codec.limits import DEFAULT_LIMITS, Limits
 from serving.codec.output import v2_datatype
-from serving.codec.packed_rows import PackedInput, arrays_of
+from serving.codec.packed_rows import PackedInput, PackedRows, arrays_of
 from serving.codec.parse import parse_object
 from serving.codec.row_texts import AnswerHeads, RowTexts, form_of
 from serving.codec.v2 import InferCall, OutputWish
-from serving.codec.v2_templates import V2Templates
+from serving.codec.v2_templates import BinaryHeads, V2Templates
 
 # What stands before the numbers of an output of one datatype and shape.
 _Head: TypeAlias = tuple[np.dtype[Any], tuple[int, ...], bytes]
@@ -128,12 +128,11 @@ class V2Plan:
         if all(_is_plain(spec) for spec in signature.inputs):
             count = len(signature.inputs)
             self._inputs = {s.name: _InputPlan(s, limits, count) for s in signature.inputs}
-        self._templates: V2Templates[InferCall] = V2Templates(
-            {
-                name: (plan.datatype, PackedInput(name, plan.dtype, tuple(plan.rest)))
-                for name, plan in self._inputs.items()
-            }
-        )
+        forms = {
+            name: (plan.datatype, PackedInput(name, plan.dtype, tuple(plan.rest)))
+            for name, plan in self._inputs.items()
+        }
+        self._templates: V2Templates[InferCall] = V2Templates(forms)
         start = {"model_name": model, "model_version": str(version)}
         self._start = orjson.dumps(start)[:-1]
         self._memos: dict[tuple[int, ...], list[_Head]] = {}
@@ -141,6 +140,7 @@ class V2Plan:
         # Reads a request whose text is known but for its numbers: the call without its inputs,
         # which many share, and the inputs.
         self.read = self._templates.read
+        self._binary_heads: BinaryHeads[InferCall] = BinaryHeads(forms)
 
     def decode(self, body: bytes, json_length: int | None) -> InferCall:
         """Return the call in a request's body, as ``v2.decode_infer`` does."""
@@ -158,9 +158,19 @@ class V2Plan:
                 self._limits,
                 is_batchable=self._is_batchable,
             )
-        return v2.decode_infer(
+        if (read := self.read_binary(body, json_length)) is not None:
+            return replace(read[0], inputs=arrays_of(read[1]))
+        call = v2.decode_infer(
             body, json_length, self._signature, self._limits, is_batchable=self._is_batchable
         )
+        if json_length:
+            head, empty = body[:json_length], replace(call, inputs={})
+            self._binary_heads.learn(head, call.inputs, call.rows, empty)
+        return call
+
+    def read_binary(self, body: bytes, json_length: int) -> tuple[InferCall, PackedRows] | None:
+        """Read as ``read`` does a request whose JSON part is known and its inputs are bytes."""
+        return self._binary_heads.read(body, json_length)
 
     def _usual(self, document: dict[str, Any], body: bytes) -> InferCall | None:
         """Read a document of the usual form; None where it has another."""

@@ -16,6 +16,7 @@ import numpy as np
 import orjson
 from orjson import loads
 
+from models.servable import Array
 from serving.codec.number_lists import LONG_BYTES, floats
 from serving.codec.packed_rows import PackedInput, PackedRows
 from serving.codec.tensors import PACK_CODES
@@ -175,3 +176,54 @@ def _is_proven(texts: tuple[bytes, ...], document: Mapping[str, Any]) -> bool:
         return bool(orjson.loads(body) == {**document, "inputs": items})
     except orjson.JSONDecodeError:
         return False
+
+
+class BinaryHeads(Generic[C]):
+    """The JSON parts of requests whose inputs all follow as bytes: what a known one says, holds."""
+
+    def __init__(self, inputs: Mapping[str, tuple[str, PackedInput]]) -> None:
+        """Know no part yet. ``inputs``: by name, the datatype of each and its form."""
+        self._inputs = inputs
+        # The bytes of a boolean or a text are to be looked at each time.
+        self._is_of_use = all(kind in _CODES for kind, _ in inputs.values()) and bool(inputs)
+        self._known: dict[bytes, tuple[C, tuple[PackedInput, ...], int, list[int]]] = {}
+        self._passed_over = 0
+
+    def read(self, body: bytes, json_bytes: int) -> tuple[C, PackedRows] | None:
+        """Return what a request says, and its inputs; None where its JSON part is not known."""
+        known = self._known.get(body[:json_bytes]) if self._known else None
+        if known is None:
+            return None
+        call, layout, rows, sizes = known
+        parts = []
+        start = json_bytes
+        for size in sizes:
+            parts.append(body[start : start + size])
+            start += size
+        # Too few or too many bytes: the long way says so.
+        return (call, (layout, rows, parts)) if start == len(body) else None
+
+    def learn(self, head: bytes, arrays: Mapping[str, Array], rows: int, call: C) -> None:
+        """Keep the JSON part of a request that was read the long way, if it is of use."""
+        if self._passed_over < len(self._known):
+            self._passed_over += 1
+            return
+        self._passed_over = 0
+        if (
+            not self._is_of_use
+            or len(head) > _MAX_TEXT_BYTES
+            or arrays.keys() != self._inputs.keys()
+        ):
+            return
+        # Inputs stand in the order of the document, which is that of their bytes.
+        items = loads(head)["inputs"]
+        sizes = []
+        for item, (name, array) in zip(items, arrays.items(), strict=True):
+            size = (item.get("parameters") or {}).get("binary_data_size")
+            rest = self._inputs[name][1].rest
+            if size != array.nbytes or array.shape != (rows, *rest):
+                return
+            sizes.append(array.nbytes)
+        if len(self._known) >= _MAX_TEMPLATES:
+            del self._known[next(iter(self._known))]
+        self._known[head] = call, tuple(self._inputs[name][1] for name in arrays), rows, sizes

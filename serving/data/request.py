@@ -98,8 +98,10 @@ class Request(Member):
         version.counters.request_started()
         if len(call.body) < OFF_LOOP_BYTES:
             try:
-                if call.head.json_length is None and call.protocol == "v2":
-                    read = version.plan.read(call.body)
+                if call.protocol == "v2":
+                    length = json_length(call.head.json_length)
+                    plan, body = version.plan, call.body
+                    read = plan.read(body) if length is None else plan.read_binary(body, length)
                     if read is not None:
                         self._submit(*read)
                         return
@@ -149,8 +151,10 @@ class Request(Member):
         if cache is not None and self._answered_from(cache, outputs):
             return
         if version.batcher.is_batchable:
-            is_usual = self._is_usual
-            self.key = version.usual_key if is_usual else group_key(decoded.inputs, decoded.rows)
+            if self._is_usual or isinstance(inputs, tuple):
+                self.key = version.usual_key
+            else:
+                self.key = group_key(inputs, decoded.rows)
         version.batcher.admit(self)
 
     def _answered_from(self, cache: ResponseCache, outputs: Sequence[str] | None) -> bool:

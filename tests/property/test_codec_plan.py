@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -172,8 +173,50 @@ def test_whatever_stands_where_the_numbers_stood(
     padded = [text[:1] + " " * padding + text[1:] for text in texts]
     for lists in ([padded[0], f"[{one},{one}]"], padded):
         asked = body(lists)
-        wanted = outcome(lambda: v2.decode_infer(asked, None, signature))
-        assert outcome(lambda: plan.decode(asked, None)) == wanted
+        wanted = outcome(partial(v2.decode_infer, asked, None, signature))
+        assert outcome(partial(plan.decode, asked, None)) == wanted
+
+
+@EXAMPLES
+@given(
+    st.lists(st.sampled_from(DATATYPES), min_size=1, max_size=2),
+    st.integers(0, 3),
+    st.booleans(),
+    st.integers(-2, 2),
+    st.binary(min_size=64, max_size=64),
+)
+def test_a_known_head_takes_any_bytes(
+    datatypes: list[str], rows: int, wants_binary: bool, surplus: int, tail: bytes
+) -> None:
+    """Binary inputs after a JSON part that was seen before are read, and refused, as the first."""
+    specs = tuple(
+        TensorSpec(name, kind, (-1, 2)) for name, kind in zip("ab", datatypes, strict=False)
+    )
+    signature = Signature(specs, (TensorSpec("y", "FP32", (-1,)),))
+    sizes = [
+        (6 if spec.datatype == "BYTES" else numpy_dtype(spec.datatype).itemsize) * 2 * rows
+        for spec in specs
+    ]
+    items = [
+        {"name": spec.name, "datatype": spec.datatype, "shape": [rows, 2],
+         "parameters": {"binary_data_size": size}}
+        for spec, size in zip(specs, sizes, strict=True)
+    ]  # fmt: skip
+    document = {"inputs": items, "parameters": {"binary_data_output": wants_binary}}
+    head = json.dumps(document).encode()
+    plan = V2Plan(signature, "m", 3)
+    good = b"".join(
+        (b"\x02\0\0\0ab" if spec.datatype == "BYTES" else b"\0") * size
+        for spec, size in zip(
+            specs,
+            [s // 6 if k == "BYTES" else s for s, k in zip(sizes, datatypes, strict=True)],
+            strict=True,
+        )
+    )
+    plan.decode(head + good, len(head))
+    for body in (head + good, head + tail[: max(0, sum(sizes) + surplus)]):
+        wanted = outcome(partial(v2.decode_infer, body, len(head), signature))
+        assert outcome(partial(plan.decode, body, len(head))) == wanted
 
 
 def test_a_known_text_is_not_read_again() -> None:

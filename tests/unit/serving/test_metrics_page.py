@@ -326,6 +326,6 @@ def test_answers_of_a_run_count_as_each_by_itself(memory: MetricsMemory) -> None
         together.requests_answered(2 * len(totals), totals, queues, (10, 500, 20))
         for total_ns, queue_ns in zip(totals, queues, strict=True):
             alone.request_answered(2, total_ns, queue_ns, 10, 500, 20)
-    first, second = ([*blocks([memory.region(slot)])] for slot in (0, 1))
+    first, second = (list(blocks(memory.region(slot))) for slot in (0, 1))
     assert first == second
     assert together.in_flight == 0
