@@ -37,7 +37,7 @@ from serving.data.model_gate import ModelGate
 from serving.data.run_policy import RunPolicy, has_one_shape
 from serving.data.run_pool import RunPool
 from serving.data.served import ServedVersion
-from serving.metrics.page import MetricsMemory, Timing
+from serving.metrics.page import MetricsMemory
 from serving.settings import Settings
 
 ROUNDS = 9
@@ -189,21 +189,30 @@ def stages(
         for i in range(0, len(calls) - merged + 1, merged)
     ]
     turn, body_turn = itertools.cycle(joined), itertools.cycle(bodies)
-    arrays = served.servable.run(call.inputs)
-    timing = Timing(100_000, 1000, 1000, 1000, 1000)
+    arrays = served.servable.run(joined[0])
+    sizes = range(0, rows * merged, rows)
 
     def counted() -> None:
-        served.counters.request_started()
-        served.counters.request_done(200, rows, timing)
+        for _ in sizes:
+            served.counters.request_started()
+        totals = [100_000 + start for start in sizes]
+        served.counters.requests_answered(rows * merged, totals, totals, (1000, 1000, 1000))
 
     def permitted() -> None:
-        plane.serving_map.acquire("fraud", None).release()
+        plane.serving_map.begin_use("fraud", None)[1].end()
+
+    def written() -> None:
+        if merged == 1:
+            served.plan.encode(call, arrays)
+        elif texts := served.plan.texts(arrays, rows * merged):
+            for start in sizes:
+                texts.body(start, start + rows)
 
     found = {
-        "decode": timed(lambda: served.plan.decode(next(body_turn), None), count),
+        "decode": timed(lambda: served.plan.read(next(body_turn)), count),
         f"run of {merged}": timed(lambda: served.servable.run(next(turn)), len(joined)) / merged,
-        "encode": timed(lambda: served.plan.encode(call, arrays), count),
-        "count": timed(counted, 5000),
+        "encode": timed(written, count) / merged,
+        "count": timed(counted, 500) / merged,
         "version": timed(permitted, 5000),
     }
     text = "  ".join(f"{name} {us:.2f}" for name, us in found.items())

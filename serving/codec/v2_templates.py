@@ -209,14 +209,13 @@ class BinaryHeads(Generic[C]):
             self._passed_over += 1
             return
         self._passed_over = 0
-        if (
-            not self._is_of_use
-            or len(head) > _MAX_TEXT_BYTES
-            or arrays.keys() != self._inputs.keys()
-        ):
+        if not self._is_of_use or len(head) > _MAX_TEXT_BYTES:
             return
-        # Inputs stand in the order of the document, which is that of their bytes.
+        # Inputs stand in the order of the document, which is that of their bytes; columns that
+        # were put together do not.
         items = loads(head)["inputs"]
+        if [item["name"] for item in items] != list(arrays):
+            return
         sizes = []
         for item, (name, array) in zip(items, arrays.items(), strict=True):
             size = (item.get("parameters") or {}).get("binary_data_size")

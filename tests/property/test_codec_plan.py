@@ -193,10 +193,11 @@ def test_a_known_head_takes_any_bytes(
         TensorSpec(name, kind, (-1, 2)) for name, kind in zip("ab", datatypes, strict=False)
     )
     signature = Signature(specs, (TensorSpec("y", "FP32", (-1,)),))
-    sizes = [
-        (6 if spec.datatype == "BYTES" else numpy_dtype(spec.datatype).itemsize) * 2 * rows
-        for spec in specs
+    elements = [
+        b"\x02\0\0\0ab" if kind == "BYTES" else bytes(numpy_dtype(kind).itemsize)
+        for kind in datatypes
     ]
+    sizes = [len(element) * 2 * rows for element in elements]
     items = [
         {"name": spec.name, "datatype": spec.datatype, "shape": [rows, 2],
          "parameters": {"binary_data_size": size}}
@@ -205,18 +206,25 @@ def test_a_known_head_takes_any_bytes(
     document = {"inputs": items, "parameters": {"binary_data_output": wants_binary}}
     head = json.dumps(document).encode()
     plan = V2Plan(signature, "m", 3)
-    good = b"".join(
-        (b"\x02\0\0\0ab" if spec.datatype == "BYTES" else b"\0") * size
-        for spec, size in zip(
-            specs,
-            [s // 6 if k == "BYTES" else s for s, k in zip(sizes, datatypes, strict=True)],
-            strict=True,
-        )
-    )
+    good = b"".join(element * 2 * rows for element in elements)
     plan.decode(head + good, len(head))
     for body in (head + good, head + tail[: max(0, sum(sizes) + surplus)]):
         wanted = outcome(partial(v2.decode_infer, body, len(head), signature))
         assert outcome(partial(plan.decode, body, len(head))) == wanted
+
+
+def test_columns_that_follow_as_bytes_are_no_table() -> None:
+    """What is put together from columns is read the long way each time."""
+    table = TensorSpec("x", "FP32", (-1, 2), columns=("a", "b"))
+    plan = V2Plan(Signature((table,), (table,)), "m", 1)
+    items = [
+        {"name": name, "datatype": "FP32", "shape": [2], "parameters": {"binary_data_size": 8}}
+        for name in ("a", "b")
+    ]
+    head = json.dumps({"inputs": items}).encode()
+    body = head + np.array([1, 2, 3, 4], dtype=np.float32).tobytes()
+    for _ in range(2):
+        assert plan.decode(body, len(head)).inputs["x"].tolist() == [[1, 3], [2, 4]]
 
 
 def test_a_known_text_is_not_read_again() -> None:
