@@ -123,7 +123,7 @@ class OnnxServable:
         self._names = [spec.name for spec in signature.outputs]
         self._input_dims = {node.name: tuple(node.shape) for node in session.get_inputs()}
         self._output_dims = {node.name: tuple(node.shape) for node in session.get_outputs()}
-        self._kinds = {spec.name: numpy_dtype(spec.datatype) for spec in signature.outputs}
+        self._dtypes = {spec.name: numpy_dtype(spec.datatype) for spec in signature.outputs}
         self._rowwise = [
             spec.name for spec in signature.inputs if spec.shape and spec.shape[0] == -1
         ]
@@ -165,13 +165,7 @@ class OnnxServable:
                 del self._running[id(options)]
                 if not options.terminate:
                     self._idle.append(options)
-        kinds = self._kinds
-        return [
-            from_runtime(np.asarray(result, dtype=object))
-            if (dtype := kinds[name]) == object
-            else np.asarray(result, dtype)
-            for name, result in zip(names, results, strict=True)
-        ]
+        return [self._result(name, result) for name, result in zip(names, results, strict=True)]
 
     def terminate(self) -> None:
         """End all runs under way; each raises RunTerminated. Later runs are not affected."""
@@ -223,10 +217,7 @@ class OnnxServable:
         return feeds
 
     def _is_empty_batch(self, feeds: Mapping[str, Array]) -> bool:
-        for name in self._rowwise:
-            if not feeds[name].shape[0]:
-                return True
-        return False
+        return any([not feeds[name].shape[0] for name in self._rowwise])
 
     def _output(self, name: str) -> TensorSpec:
         spec = self._outputs.get(name)
@@ -242,6 +233,12 @@ class OnnxServable:
             for dim, size in zip(self._input_dims[name], array.shape, strict=False)
             if isinstance(dim, str)
         }
+
+    def _result(self, name: str, result: object) -> Array:
+        dtype = self._dtypes[name]
+        if dtype.hasobject:
+            return from_runtime(np.asarray(result, dtype=object))
+        return np.asarray(result, dtype=dtype)
 
 
 def open_session(

@@ -1,7 +1,7 @@
 """Long JSON lists of numbers, read without a Python object for each of them.
 
-A thousand floats take 24 KB that are touched once and given back, which costs more than reading
-them: within a server a body of 64 rows of 30 took 105 us as a list, and takes 30 us as an array.
+Floats that are touched once and given back cost about as much as reading them: a body of 64 rows of
+30 took 70 us to decode by way of a list and takes 43 us this way.
 """
 
 from __future__ import annotations
