@@ -217,7 +217,7 @@ class OnnxServable:
         return feeds
 
     def _is_empty_batch(self, feeds: Mapping[str, Array]) -> bool:
-        return any([not feeds[name].shape[0] for name in self._rowwise])
+        return any(not feeds[name].shape[0] for name in self._rowwise)
 
     def _output(self, name: str) -> TensorSpec:
         spec = self._outputs.get(name)
