@@ -15,6 +15,10 @@ class LoadFailed(ModelsError):
     """A version cannot be served: its graph is refused, damaged, or needs too much."""
 
 
+class MemoryExceeded(LoadFailed):
+    """The inspection took more private memory than it was given."""
+
+
 class InputRefused(ModelsError):
     """The graph itself refused the input, such as an index out of range: the caller's fault."""
 

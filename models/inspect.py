@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-from models.errors import LoadFailed
+from models.errors import LoadFailed, MemoryExceeded
 from models.memory import resident_anonymous_bytes
 from models.servable import Inspection, parse_inspection
 from registry.errors import InvalidInput
@@ -204,8 +204,8 @@ class _Child:
         return LoadFailed(f"the inspection process ended with exit code {code}")
 
 
-def _needs_more(memory_bytes: int) -> LoadFailed:
-    return LoadFailed(f"it needs more than {memory_bytes // _MIB} MiB of private memory")
+def _needs_more(memory_bytes: int) -> MemoryExceeded:
+    return MemoryExceeded(f"it needs more than {memory_bytes // _MIB} MiB of private memory")
 
 
 def _memory_file(data: bytes) -> int:

@@ -22,10 +22,12 @@ import httpx
 from demo_models import BULK_ROWS, Exhibit, train, whole_table
 from demo_server import DemoFailed, Server, running
 
+from loadtest.lab.processes import LabFailed
+
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / ".ramrack" / "demo"
 MIB = 1024**2
-SINGLE_S, BULK_S, SWAP_S = 2.0, 2.0, 2.0
+SWAP_S = 2.0
 SWAP_CONNECTIONS = 4
 EMPTY_WORKER_BYTES = 200_000_000
 
@@ -45,8 +47,12 @@ class Row:
 
 @dataclass(slots=True)
 class Report:
-    """All that is printed at the end. ``problems`` is empty where everything went well."""
+    """All that is printed at the end. ``problems`` is empty where everything went well.
 
+    ``seconds``: how long each measurement takes.
+    """
+
+    seconds: float
     rows: list[Row] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -81,19 +87,28 @@ def main() -> int:
         "--recommender-mib", type=int, default=256, metavar="N",
         help="size of the recommender's table (default 256; 2048 for the large run)",
     )  # fmt: skip
+    parser.add_argument(
+        "--seconds", type=float, default=2.0, metavar="S",
+        help="how long each of a model's two measurements takes (default 2)",
+    )  # fmt: skip
     arguments = parser.parse_args()
     if not 1 <= arguments.recommender_mib <= 65536:
         parser.error("--recommender-mib must be from 1 to 65536")
+    if not 0.1 <= arguments.seconds <= 3600:
+        parser.error("--seconds must be from 0.1 to 3600")
     # A stop from outside takes the same way out as Ctrl-C, through every clean-up.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     began = time.monotonic()
     try:
         with _alone():
-            return _run(arguments.recommender_mib, is_once=arguments.once, began=began)
+            return _run(
+                arguments.recommender_mib, Report(arguments.seconds), is_once=arguments.once,
+                began=began,
+            )  # fmt: skip
     except KeyboardInterrupt:
         print("\nstopped", flush=True)
         return 1
-    except (DemoFailed, OSError, httpx.HTTPError, subprocess.SubprocessError) as error:
+    except (LabFailed, OSError, httpx.HTTPError, subprocess.SubprocessError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
 
@@ -110,11 +125,10 @@ def _alone() -> Iterator[None]:
         yield
 
 
-def _run(recommender_mib: int, *, is_once: bool, began: float) -> int:
+def _run(recommender_mib: int, report: Report, *, is_once: bool, began: float) -> int:
     shutil.rmtree(WORK / "store", ignore_errors=True)
     with step("train small models"):
         *exhibits, recommender = train(WORK / "models", recommender_mib)
-    report = Report()
     with contextlib.ExitStack() as stack:
         with step("start the server"):
             server = stack.enter_context(running(WORK / "store", WORK / "server.log"))
@@ -148,8 +162,8 @@ def _show(server: Server, exhibit: Exhibit, report: Report) -> Row:
         report.problems.append(f"{exhibit.name} differs from its library by {difference:.3g}")
     single, bulk = _body(exhibit, 1), _body(exhibit, BULK_ROWS)
     url = f"{server.url}/v1/models/{exhibit.name}:predict"
-    one = _load_of(report, url, single, 1, SINGLE_S)
-    many = _load_of(report, url, bulk, 4, BULK_S, "--rows", str(BULK_ROWS))
+    one = _load_of(report, url, single, 1)
+    many = _load_of(report, url, bulk, 4, "--rows", str(BULK_ROWS))
     return Row(exhibit.name, pushed["total_bytes"], details["load_s"], difference,
                one["p50_ms"], one["p99_ms"], many["rows_per_second"])  # fmt: skip
 
@@ -168,13 +182,11 @@ def _difference(server: Server, exhibit: Exhibit) -> float:
     return exhibit.difference(answer.json())
 
 
-def _load_of(
-    report: Report, url: str, body: Path, connections: int, seconds: float, *more: str
-) -> dict[str, Any]:
+def _load_of(report: Report, url: str, body: Path, connections: int, *more: str) -> dict[str, Any]:
     """Send load from a process of its own and return what it measured."""
     done = subprocess.run(
-        _load_command(url, body, connections, seconds, *more),
-        cwd=ROOT, capture_output=True, text=True, timeout=seconds + 60, check=False,
+        _load_command(url, body, connections, report.seconds, *more),
+        cwd=ROOT, capture_output=True, text=True, timeout=report.seconds + 60, check=False,
     )  # fmt: skip
     return _load_result(report, done.stdout, done.stderr)
 

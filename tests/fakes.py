@@ -199,6 +199,16 @@ class FakeCounters:
         """Count a run out."""
         self.runs_under_way -= 1
 
+    def requests_answered(
+        self,
+        rows: int,
+        total_ns: Sequence[int],
+        queue_ns: Sequence[int],
+        parts_ns: tuple[int, int, int],
+    ) -> None:
+        """Take what members that count together would be told."""
+        raise AssertionError("members with a callback count nothing")
+
     def batch_done(self, rows: int, infer_ns: int, input_ns: int, output_ns: int) -> None:
         """Remember the rows of a run that gave answers."""
         assert min(infer_ns, input_ns, output_ns) >= 0

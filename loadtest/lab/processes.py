@@ -109,10 +109,15 @@ def _is_below(pid: int, root: int, parents: Mapping[int, int]) -> bool:
     return True
 
 
-def free_port() -> int:
-    """Return a port of the loopback address that nobody listens on now."""
+def free_port(wanted: int = 0) -> int:
+    """Return ``wanted`` or, where it is taken, any port of loopback that nobody listens on now."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        # As a server's own sockets do: a port is free although old connections linger.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", wanted))
+        except OSError:
+            probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 

@@ -41,7 +41,9 @@ class TrafficCalls:
         """Let an alias name a READY version."""
         model, alias = alias_in(request)
         body = await object_in(request, self._body_timeout_s, ("version",))
-        version = check_version(body.get("version"))
+        if "version" not in body:
+            raise InvalidInput('body: version is missing: give the one to name, {"version": 3}')
+        version = check_version(body["version"])
         entry, previous = await self._traffic.set_alias(
             model, alias, version, actor_of(request), reason_in(request), _if_match(request)
         )

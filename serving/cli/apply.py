@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -20,10 +20,16 @@ if TYPE_CHECKING:
     from serving.client.api import AdminClient
 
 
+_FILE_HELP: Final = (
+    "The models file, TOML: [models.NAME] tables with route, shadow, aliases, settings and "
+    "allow_incompatible, such as route = { 3 = 90, 4 = 10 }."
+)
+
+
 def apply(
     file: Annotated[
         Path,
-        typer.Option("-f", "--file", metavar="FILE", help="The models file, TOML."),
+        typer.Option("-f", "--file", metavar="FILE", help=_FILE_HELP),
     ],
     *,
     is_dry: Annotated[

@@ -29,6 +29,7 @@ from registry.traffic_rules import parse_traffic
 from serving.cli.traffic_words import LATEST
 
 T = TypeVar("T")
+_ROUTE_FORMS: Final = 'a version, versions with their weights as in { 3 = 90, 4 = 10 }, or "latest"'
 _KEYS: Final = ("route", "shadow", "aliases", "settings", "allow_incompatible")
 
 
@@ -155,14 +156,21 @@ def _route(item: dict[str, Any]) -> dict[str, Any]:
             raise InvalidInput('shadow does not go with "latest"')
         return {"latest": True}
     if isinstance(route, dict):
-        split = [{"version": parse_version(v), "weight": w} for v, w in route.items()]
+        split = [{"version": _split_key(v), "weight": w} for v, w in route.items()]
     elif isinstance(route, str):
-        raise InvalidInput(f'{shown(route)} is not allowed: use a version, versions with their '
-                           'weights, or "latest"')  # fmt: skip
+        raise InvalidInput(f"{shown(route)} is not allowed: use {_ROUTE_FORMS}")
     else:
         split = [{"version": check_version(route), "weight": WEIGHT_SUM}]
     body: dict[str, Any] = parse_traffic(split, shadow, "route").to_json()
     return {**body, "allow_incompatible": True} if allow else body
+
+
+def _split_key(key: str) -> int:
+    """Return the version of a split; the admin plane's form of a route is met here too."""
+    try:
+        return parse_version(key)
+    except InvalidInput as error:
+        raise InvalidInput(f"{error}; a route is {_ROUTE_FORMS}") from error
 
 
 def _aliases(item: Any) -> dict[str, int]:

@@ -5,7 +5,7 @@ Unknown fields and parameters are ignored, as the protocol wants; what is known 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -44,7 +44,7 @@ class InferCall:
     """
 
     id: str | None
-    inputs: dict[str, Array]
+    inputs: Mapping[str, Array]
     rows: int
     outputs: tuple[OutputWish, ...]
     timeout_us: int | None = None

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -37,8 +38,11 @@ from registry.ident import shown
 from serving.codec import tensors, v2
 from serving.codec.limits import DEFAULT_LIMITS, Limits
 from serving.codec.output import v2_datatype
+from serving.codec.packed_rows import PackedInput, PackedRows, arrays_of
 from serving.codec.parse import parse_object
+from serving.codec.row_texts import AnswerHeads, RowTexts, form_of
 from serving.codec.v2 import InferCall, OutputWish
+from serving.codec.v2_templates import BinaryHeads, V2Templates
 
 # What stands before the numbers of an output of one datatype and shape.
 _Head: TypeAlias = tuple[np.dtype[Any], tuple[int, ...], bytes]
@@ -124,15 +128,28 @@ class V2Plan:
         if all(_is_plain(spec) for spec in signature.inputs):
             count = len(signature.inputs)
             self._inputs = {s.name: _InputPlan(s, limits, count) for s in signature.inputs}
+        forms = {
+            name: (plan.datatype, PackedInput(name, plan.dtype, tuple(plan.rest)))
+            for name, plan in self._inputs.items()
+        }
+        self._templates: V2Templates[InferCall] = V2Templates(forms)
         start = {"model_name": model, "model_version": str(version)}
         self._start = orjson.dumps(start)[:-1]
         self._memos: dict[tuple[int, ...], list[_Head]] = {}
+        self._heads: AnswerHeads | None = None
+        # Reads a request whose text is known but for its numbers: the call without its inputs,
+        # which many share, and the inputs.
+        self.read = self._templates.read
+        self._binary_heads: BinaryHeads[InferCall] = BinaryHeads(forms)
 
     def decode(self, body: bytes, json_length: int | None) -> InferCall:
         """Return the call in a request's body, as ``v2.decode_infer`` does."""
         if json_length is None:
+            if (read := self.read(body)) is not None:
+                return replace(read[0], inputs=arrays_of(read[1]))
             document = parse_object(body)
             if self._inputs and (call := self._usual(document, body)) is not None:
+                self._templates.learn(body, document, call.rows, replace(call, inputs={}))
                 return call
             return v2.decode_document(
                 document,
@@ -141,9 +158,19 @@ class V2Plan:
                 self._limits,
                 is_batchable=self._is_batchable,
             )
-        return v2.decode_infer(
+        if (read := self.read_binary(body, json_length)) is not None:
+            return replace(read[0], inputs=arrays_of(read[1]))
+        call = v2.decode_infer(
             body, json_length, self._signature, self._limits, is_batchable=self._is_batchable
         )
+        if json_length:
+            head, empty = body[:json_length], replace(call, inputs={})
+            self._binary_heads.learn(head, call.inputs, call.rows, empty)
+        return call
+
+    def read_binary(self, body: bytes, json_length: int) -> tuple[InferCall, PackedRows] | None:
+        """Read as ``read`` does a request whose JSON part is known and its inputs are bytes."""
+        return self._binary_heads.read(body, json_length)
 
     def _usual(self, document: dict[str, Any], body: bytes) -> InferCall | None:
         """Read a document of the usual form; None where it has another."""
@@ -178,6 +205,25 @@ class V2Plan:
             arrays[plan.name] = plan.array(data, shape, body)
         return InferCall(call_id, arrays, rows, self.all_outputs)
 
+    def texts(self, arrays: Sequence[Array], rows: int) -> RowTexts | None:
+        """Return the texts of a run's outputs, for answers to ``all_outputs``; None: has none."""
+        forms = []
+        for array in arrays:
+            form = form_of(array, rows)
+            if form is None:
+                return None
+            forms.append(form)
+        heads = self._heads
+        if heads is None or heads.forms != tuple(forms):
+            names = [wish.name for wish in self.all_outputs]
+            heads = self._heads = AnswerHeads(self._start, names, tuple(forms))
+        return RowTexts(heads, arrays)
+
+    def with_id(self, body: bytes, call_id: str) -> bytes:
+        """Return an answer that was written without an id with the one of its request."""
+        start = self._start
+        return b'%b,"id":%b%b' % (start, orjson.dumps(call_id), body[len(start) :])
+
     def encode(self, call: InferCall, arrays: Sequence[Array]) -> tuple[bytes, int | None]:
         """Return the answer's body and the length of its JSON part (None: all of it)."""
         if call.outputs is not self.all_outputs:
@@ -193,9 +239,7 @@ class V2Plan:
                 body = b"".join(parts)
                 if call.id is None:
                     return body, None
-                return b"%b,\"id\":%b%b" % (
-                    self._start, orjson.dumps(call.id), body[len(self._start) :]
-                ), None  # fmt: skip
+                return self.with_id(body, call.id), None
         self._remember(arrays)
         return v2.encode_infer(call, self._model, self._version, arrays, self._signature)
 

@@ -10,6 +10,7 @@ from models.servable import Inspection
 from registry import budget
 from registry.budget import Footprint, Plan
 from registry.desired import Key
+from registry.errors import OverBudget
 from registry.store import VersionRecord
 from serving.control.state_writer import StateWriter
 
@@ -91,6 +92,24 @@ class Ledger:
         plan = budget.admit(self.budget_bytes, held, key, new, self.workers, self._evictable(held))
         self._reserved[key] = new
         return plan
+
+    def without_room(self, key: Key, private_bytes: int) -> OverBudget:
+        """Return the refusal of a version that took more than ``private_bytes`` in one process."""
+        held = self.held()
+        held.pop(key, None)
+        known = self._footprint(self._writer.record(*key), self._known.get(key))
+        least = Footprint(known.objects, private_bytes + 1)
+        evictable = self._evictable(held)
+        found = budget.plan(self.budget_bytes, held, key, least, self.workers, evictable)
+        ways = " and ".join(f"{e.key[0]}/{e.key[1]}" for e in found.would_evict)
+        return OverBudget(
+            f"{key[0]}/{key[1]} needs more than {private_bytes} bytes of private memory in each of "
+            f"{self.workers} workers, {found.free_bytes} of the budget of {self.budget_bytes} are "
+            f"free for them and {found.new_bytes} of weights: "
+            f"{f'unload {ways} or more, or' if ways else 'unload other versions or'} raise "
+            "memory_budget",
+            found.to_json(),
+        )
 
     def unreserve(self, key: Key) -> None:
         """Stop counting a load that ended: what it loaded is in the state by now."""

@@ -89,6 +89,8 @@ class TrafficControl:
     ) -> Route:  # fmt: skip
         """Restore the former traffic, or route to ``to`` alone; load what it needs first."""
         self._writer.versions(model)
+        if to is not None:
+            self._writer.record(model, to)
         check = _etag(model, _route_etag, if_match)
         check(self._writer.state, self._writer.state)
         steps = plan.plan_rollback(

@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
-from models.errors import LoadFailed, ModelsError
+from models.errors import LoadFailed, MemoryExceeded, ModelsError
 from models.memory import mapped_bytes
 from models.servable import Inspection
 from registry import desired
@@ -119,6 +119,7 @@ class VersionLoads:
     async def _load(self, key: Key, operation: Operation, actor: Actor, reason: str) -> None:
         writer, ledger = self._writer, self._ledger
         manifest = writer.record(*key).manifest
+        operation.at("looking for room", 0.01)
         await self._drained(key)
         plan = ledger.reserve(key)
         operation.at("verifying", 0.02)
@@ -129,7 +130,13 @@ class VersionLoads:
         )
         operation.at("inspecting", 0.3)
         limit_bytes = self._inspect_memory_bytes or max(0, plan.free_bytes - plan.new_bytes)
-        inspection = await asyncio.to_thread(self._inspect, manifest, limit_bytes)
+        try:
+            inspection = await asyncio.to_thread(self._inspect, manifest, limit_bytes)
+        except MemoryExceeded as error:
+            if not self._inspect_memory_bytes:
+                # The limit was the room that is left: what would make more of it is the answer.
+                raise ledger.without_room(key, limit_bytes) from error
+            raise
         if inspection.drift:
             raise LoadFailed(inspection.drift)
         ledger.inspected(key, inspection)

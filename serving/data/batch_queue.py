@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TypeAlias
 
 from models.errors import ModelsError
 from models.servable import Array
 from registry.errors import RegistryError
+from serving.codec.packed_rows import Inputs
+from serving.codec.row_texts import RowTexts
 from serving.data.batch_run import GroupKey
 from serving.errors import ServingError
 
-Outcome: TypeAlias = "Result | ModelsError | RegistryError | ServingError"
+Failure: TypeAlias = ModelsError | RegistryError | ServingError
+Outcome: TypeAlias = "Result | Failure"
 Done: TypeAlias = Callable[[Outcome], None]
 
 
@@ -40,36 +43,114 @@ class Result:
         self.run_rows = run_rows
 
 
-class Member:
-    """One submit on its way. ``done`` is called exactly once, unless it was dropped first.
+class RunResult:
+    """What a run gave to all who shared it, whole; each takes its rows from ``start`` to ``end``.
 
-    ``is_over``: it ended or was dropped, and is skipped everywhere.
+    ``rows``: of the run. ``is_shared``: of several members. ``is_open``: while its members are
+    told, ``total_ns``, ``queue_ns`` and ``answered_rows`` take what is counted of them together.
+    ``texts``: what the codec keeps of the outputs for all of them, if ``has_texts`` says that it
+    was asked.
     """
 
-    __slots__ = (
-        "deadline_ns", "done", "inputs", "is_over", "key", "positions", "rows", "serial",
-        "submitted_ns",
-    )  # fmt: skip
+    __slots__ = ("answered_rows", "arrays", "has_texts", "infer_ns", "input_ns", "is_open",
+                 "is_shared", "output_ns", "queue_ns", "rows", "started_ns", "texts",
+                 "total_ns")  # fmt: skip
 
     def __init__(
         self,
-        inputs: Mapping[str, Array],
+        arrays: list[Array],
+        rows: int,
+        started_ns: int,
+        parts_ns: tuple[int, int, int] = (0, 0, 0),
+        *,
+        is_shared: bool = False,
+    ) -> None:
+        self.arrays = arrays
+        self.rows = rows
+        self.started_ns = started_ns
+        self.input_ns, self.infer_ns, self.output_ns = parts_ns
+        self.is_shared = is_shared
+        self.is_open = False
+        self.total_ns: list[int] = []
+        self.queue_ns: list[int] = []
+        self.answered_rows = 0
+        self.has_texts = False
+        self.texts: RowTexts | None = None
+
+    def share(self, start: int, end: int, positions: Sequence[int] | None) -> list[Array]:
+        """Return a member's rows of the outputs at ``positions``, None for all."""
+        arrays = self.arrays
+        if positions is not None:
+            arrays = [arrays[i] for i in positions]
+        return [array[start:end] for array in arrays] if self.is_shared else arrays
+
+
+class Member:
+    """One submit on its way. It is told how it ended exactly once, unless it was dropped first.
+
+    ``is_over``: it ended or was dropped, and is skipped everywhere. ``positions``: of the outputs
+    that it asked for, None for all.
+    """
+
+    __slots__ = (
+        "deadline_ns", "inputs", "is_over", "key", "positions", "rows", "serial", "submitted_ns",
+    )  # fmt: skip
+
+    inputs: Inputs
+    rows: int
+    key: GroupKey
+    positions: Sequence[int] | None
+    deadline_ns: int
+    submitted_ns: int
+    serial: int
+    is_over: bool
+
+    def computed(self, run: RunResult, start: int, end: int) -> None:
+        """Take the rows from ``start`` to ``end`` of a run."""
+        raise NotImplementedError
+
+    def failed(self, error: Failure) -> None:
+        """Take what went wrong."""
+        raise NotImplementedError
+
+
+class CallbackMember(Member):
+    """A member that hands its outcome to a function."""
+
+    __slots__ = ("_done",)
+
+    def __init__(
+        self,
+        inputs: Inputs,
         rows: int,
         key: GroupKey,
         positions: Sequence[int] | None,
         done: Done,
-        submitted_ns: int,
         deadline_ns: int,
     ) -> None:
         self.inputs = inputs
         self.rows = rows
         self.key = key
         self.positions = positions
-        self.done = done
-        self.submitted_ns = submitted_ns
         self.deadline_ns = deadline_ns
-        self.serial = 0
-        self.is_over = False
+        self._done = done
+
+    def computed(self, run: RunResult, start: int, end: int) -> None:
+        """Hand the result over."""
+        self._done(
+            Result(
+                run.share(start, end, self.positions),
+                run.started_ns - self.submitted_ns,
+                run.input_ns,
+                run.infer_ns,
+                run.output_ns,
+                run.rows,
+            )
+        )
+
+    def failed(self, error: Failure) -> None:
+        """Hand the error over."""
+        self._done(error)
 
 
 class BatchQueue:
@@ -126,6 +207,10 @@ class BatchQueue:
     def take(self, key: GroupKey, max_rows: int, max_members: int) -> list[Member]:
         """Take out the oldest of a group, and those after it that fit beside it, in order."""
         group = self._groups[key]
+        if self.rows <= max_rows and len(group) == self.requests <= max_members:
+            self._groups.clear()
+            self.requests = self.rows = 0
+            return list(group)
         taken: list[Member] = []
         rows = 0
         for member in group:

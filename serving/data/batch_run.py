@@ -14,6 +14,7 @@ import numpy as np
 from models.errors import RunFailed
 from models.servable import Array, Servable, numpy_dtype, rows_of
 from models.signature import Signature
+from serving.codec.packed_rows import Inputs, arrays_of, joined
 
 GroupKey: TypeAlias = tuple[tuple[str, str, tuple[int, ...]], ...]
 
@@ -52,26 +53,27 @@ def usual_key(signature: Signature) -> GroupKey:
 
 
 def compute(
-    servable: Servable, members: Sequence[tuple[Mapping[str, Array], int]], *, is_rowwise: bool
-) -> tuple[list[list[Array]], RunTiming]:
-    """Run ``members``, each ``(inputs, rows)``, as one; return the outputs of each, in order.
+    servable: Servable, requests: Sequence[Inputs], rows: int, *, is_rowwise: bool
+) -> tuple[list[Array], RunTiming]:
+    """Run the inputs of requests, of ``rows`` rows together, as one; return the outputs, whole.
 
     ``is_rowwise``: the version promises rows in = rows out on the first axis, and the promise is
     checked before anything is handed out: RowsMismatch otherwise. Several members need it.
     """
     start = time.perf_counter_ns()
-    joined = _join([inputs for inputs, _ in members])
+    joined = _join(requests)
     joined_at = time.perf_counter_ns()
     arrays = servable.run(joined)
     ran_at = time.perf_counter_ns()
-    counts = [rows for _, rows in members]
-    _check(servable, arrays, sum(counts), is_rowwise=is_rowwise)
-    shares = [arrays] if len(counts) == 1 else _split(arrays, counts)
+    _check(servable, arrays, rows, is_rowwise=is_rowwise)
     end = time.perf_counter_ns()
-    return shares, RunTiming(joined_at - start, ran_at - joined_at, end - ran_at)
+    return arrays, RunTiming(joined_at - start, ran_at - joined_at, end - ran_at)
 
 
-def _join(inputs: Sequence[Mapping[str, Array]]) -> Mapping[str, Array]:
+def _join(requests: Sequence[Inputs]) -> Mapping[str, Array]:
+    if (packed := joined(requests)) is not None:
+        return packed
+    inputs = [arrays_of(one) for one in requests]
     if len(inputs) == 1:
         return inputs[0]
     return {name: np.concatenate([one[name] for one in inputs]) for name in inputs[0]}
@@ -88,13 +90,3 @@ def _check(servable: Servable, arrays: Sequence[Array], rows: int, *, is_rowwise
             raise RowsMismatch(
                 f"output {spec.name!r} came back with shape {list(array.shape)} for {rows} rows"
             )
-
-
-def _split(arrays: Sequence[Array], counts: Sequence[int]) -> list[list[Array]]:
-    shares = []
-    start = 0
-    for rows in counts:
-        end = start + rows
-        shares.append([array[start:end] for array in arrays])
-        start = end
-    return shares

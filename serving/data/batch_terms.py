@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,6 +21,16 @@ class BatchCounters(Protocol):
 
     def run_ended(self) -> None:
         """Say that a run is over, however it ended."""
+        ...
+
+    def requests_answered(
+        self,
+        rows: int,
+        total_ns: Sequence[int],
+        queue_ns: Sequence[int],
+        parts_ns: tuple[int, int, int],
+    ) -> None:
+        """Count the requests that a run answered, whose members left that to the batcher."""
         ...
 
     def batch_done(self, rows: int, infer_ns: int, input_ns: int, output_ns: int) -> None:

@@ -19,7 +19,16 @@ from typing import Final
 from models.servable import Array, Servable
 from registry.errors import NotReady
 from serving.data import run_slots
-from serving.data.batch_queue import BatchQueue, Done, Member, Outcome, Result
+from serving.data.batch_queue import (
+    BatchQueue,
+    CallbackMember,
+    Done,
+    Failure,
+    Member,
+    Outcome,
+    Result,
+    RunResult,
+)
 from serving.data.batch_run import GroupKey, RowsMismatch, RunTiming, group_key
 from serving.data.batch_terms import (
     BatchCounters,
@@ -172,9 +181,25 @@ class Batcher:
         Raises QueueFull, DeadlineExpired, or NotReady after ``close``; hands over DeadlineExpired,
         InputRefused, RunFailed, RunTerminated or NotReady.
         """
+        positions = None if outputs is None else self.positions_of(outputs)
+        if not self._is_batchable:
+            key = ()
+        elif key is None:
+            key = group_key(inputs, rows)
+        member = CallbackMember(inputs, rows, key, positions, done, deadline_ns)
+        self.admit(member)
+        return member
+
+    def positions_of(self, outputs: Sequence[str]) -> list[int]:
+        """Return where outputs stand in what a run gives."""
+        return [self._outputs[name] for name in outputs]
+
+    def admit(self, member: Member) -> None:
+        """Take in a member, which says all but when it was submitted, as ``enqueue`` does."""
         if self._is_closed:
             raise NotReady(f"{self._name} is being unloaded")
         now_ns = self._clock()
+        deadline_ns, rows = member.deadline_ns, member.rows
         if now_ns >= deadline_ns:
             raise DeadlineExpired(f"the deadline passed before {self._name} was asked")
         queue, limit = self._queue, self._limits.queue_rows
@@ -184,17 +209,13 @@ class Batcher:
                 f"queue full: {queue.rows} of {limit} rows for {self._name}, "
                 f"no room for {rows} more"
             )
-        if not self._is_batchable:
-            key = ()
-        elif key is None:
-            key = group_key(inputs, rows)
-        positions = None if outputs is None else [self._outputs[name] for name in outputs]
-        member = Member(inputs, rows, key, positions, done, now_ns, deadline_ns)
+        member.submitted_ns = now_ns
+        member.is_over = False
         queue.add(member)
         if deadline_ns < self._earliest_ns:
             self._earliest_ns = deadline_ns
-        self._wake()
-        return member
+        if not self._is_woken or self._delay is not None:
+            self._wake()
 
     def drop(self, member: Member) -> None:
         """Forget a submit whose caller left: it is not computed any more, nor told anything."""
@@ -358,14 +379,14 @@ class Batcher:
         waited_ms = (now_ns - member.submitted_ns) // NS_PER_MS
         self.end(member, DeadlineExpired(f"no answer of {self._name} within {waited_ms} ms"))
 
-    def end(self, member: Member, outcome: Outcome) -> None:
+    def end(self, member: Member, error: Failure) -> None:
         """Tell a member how it ended, if it did not end before; for the slots."""
         if member.is_over:
             return
         self._leave_queue(member)
         member.is_over = True
         try:
-            member.done(outcome)
+            member.failed(error)
         except Exception:  # noqa: BLE001
             # One caller's trouble with its answer must not reach the others of its batch.
             _log.exception("an answer of %s could not be handed over", self._name)
@@ -388,30 +409,29 @@ class Batcher:
             _log.error("requests of %s share no run any more: %s", self._name, error)
             self._loses_rows = True
 
-    def deliver(self, run: Run, shares: list[list[Array]], timing: RunTiming) -> None:
+    def deliver(self, run: Run, arrays: list[Array], timing: RunTiming) -> None:
         """Give each member of a run its rows; for the slots."""
-        members = run.members
-        rows = sum([member.rows for member in members])
+        members, rows = run.members, run.rows
         input_ns, infer_ns, output_ns = timing
         self._counters.batch_done(rows, infer_ns, input_ns, output_ns)
         if rows:
             run_ns = input_ns + infer_ns + output_ns
             self._policy.measured(members[0].key, len(members), rows, run_ns)
-        started_ns = run.started_ns
-        for member, arrays in zip(members, shares, strict=True):
+        result = RunResult(arrays, rows, run.started_ns, timing, is_shared=len(members) > 1)
+        result.is_open = True
+        end = 0
+        for member in members:
+            start = end
+            end = start + member.rows
             if member.is_over:
                 continue
             member.is_over = True
-            positions = member.positions
-            result = Result(
-                arrays if positions is None else [arrays[i] for i in positions],
-                started_ns - member.submitted_ns,
-                input_ns,
-                infer_ns,
-                output_ns,
-                rows,
-            )
             try:
-                member.done(result)
+                member.computed(result, start, end)
             except Exception:  # noqa: BLE001  as in end
                 _log.exception("an answer of %s could not be handed over", self._name)
+        result.is_open = False
+        if result.total_ns:
+            self._counters.requests_answered(
+                result.answered_rows, result.total_ns, result.queue_ns, timing
+            )

@@ -88,6 +88,17 @@ class BodyReader:
         finally:
             intake.release()
 
+    def hold(self, more_bytes: int) -> None:
+        """Count bytes as held until they are released; raises QueueFull where there is no room."""
+        held_bytes = self.held_bytes + more_bytes
+        if held_bytes > self.budget_bytes:
+            raise self.full(more_bytes)
+        self.held_bytes = held_bytes
+
+    def release(self, held_bytes: int) -> None:
+        """Count bytes as held no more."""
+        self.held_bytes -= held_bytes
+
     def too_slow(self) -> RequestTooSlow:
         """Return what is said of a body that did not come in time."""
         return RequestTooSlow(f"body: not complete within body_timeout_s {self.timeout_s:g}")
@@ -152,15 +163,11 @@ class Intake:
 
     def release(self) -> None:
         """Count the body as held no more; again is harmless."""
-        self._reader.held_bytes -= self._held_bytes
+        self._reader.release(self._held_bytes)
         self._held_bytes = 0
 
     def _hold(self, more_bytes: int) -> None:
-        reader = self._reader
-        held_bytes = reader.held_bytes + more_bytes
-        if held_bytes > reader.budget_bytes:
-            raise reader.full(more_bytes)
-        reader.held_bytes = held_bytes
+        self._reader.hold(more_bytes)
         self._held_bytes += more_bytes
 
 

@@ -73,7 +73,8 @@ class Answer:
     """A whole HTTP answer; ``headers`` lack only the content-length.
 
     ``version_prefix``: the lines of all ``headers`` but x-request-id as they go on the wire, each
-    with its line end, for a front that writes a head in one piece; empty where none was prepared.
+    with its line end, for a front that writes a head in one piece: the content type first, and only
+    with a 200; empty where none was prepared.
     """
 
     status: int

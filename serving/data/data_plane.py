@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from models.servable import Array
 from registry.errors import InvalidInput, NotFound, NotReady
 from registry.ident import check_model_name
 from registry.serving_map import ServingMap, VersionView
 from serving.codec import v2
-from serving.data.batch_queue import Result
 from serving.data.call import Answer, InferCall, Pending, RequestHead, routing_key
 from serving.data.model_gate import ModelFull
 from serving.data.refusal import InFlightFull, error_answer, reason_of
@@ -76,7 +76,7 @@ class DataPlane:
             overlap=settings.shadow_overlap_percent / 100,
         )
         # Told of each answer with 200 once its caller has it; it must be quick and not raise.
-        self.on_answered: OnAnswered | None = self._offer
+        self.on_answered: OnAnswered | None = None
         self._max_in_flight = settings.max_in_flight
         self._in_flight = 0
         self._begun = 0
@@ -96,7 +96,8 @@ class DataPlane:
                 raise InFlightFull(
                     f"requests in flight: {self._in_flight} of {self._max_in_flight} in this worker"
                 )
-            handle = self.serving_map.acquire(call.model, call.selector, routing_key(call.head))
+            key = routing_key(call.head) if call.head.routing_key else None
+            version, uses = self.serving_map.begin_use(call.model, call.selector, key)
         except NotFound as error:
             done(self.refused(_named(error, call.model), call.head))
             return _OVER
@@ -106,34 +107,40 @@ class DataPlane:
         except Exception as error:  # noqa: BLE001  the boundary of a request: it must be answered
             done(self.refused(error, call.head))
             return _OVER
-        version = handle.target
+        gate = version.gate
         try:
-            version.gate.enter()
+            if gate.limit is None:
+                gate.in_flight += 1
+            else:
+                gate.enter()
         except ModelFull as error:
-            handle.release()
+            uses.end()
             self.plane_counters.rejected("max_concurrency")
             version.counters.request_refused(429)
             done(error_answer(error, call.head, version.headers))
             return _OVER
         self._in_flight += 1
         self._begun += 1
-        request = Request(self, handle, call, done)
+        request = Request(self, version, uses, call, done)
         request.start()
         return request
 
     def left(self, request: Request) -> None:
         """Take back the permits of a request that is over."""
         self._in_flight -= 1
-        request.handle.target.gate.leave()
-        request.handle.release()
+        request.version.gate.in_flight -= 1
+        request.uses.end()
 
-    def _offer(
-        self, call: InferCall, version: ServedVersion, decoded: Decoded, result: Result
+    def watch(
+        self, call: InferCall, version: ServedVersion, decoded: Decoded, arrays: list[Array]
     ) -> None:
+        """Tell of an answer that its caller has got."""
+        if self.on_answered is not None:
+            self.on_answered(call, version, decoded, arrays)
         if call.selector is None:
             outputs = decoded.output_names if isinstance(decoded, v2.InferCall) else None
             self.shadows.offer(
-                version, decoded.inputs, decoded.rows, outputs, result.arrays, len(call.body)
+                version, decoded.inputs, decoded.rows, outputs, arrays, len(call.body)
             )
 
     async def infer_v2(

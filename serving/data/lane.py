@@ -19,7 +19,7 @@ from serving.data.paths import Target, prediction_of
 from serving.errors import Cancelled, ServingError
 from serving.settings import Settings
 from serving.web.access_log import log_request
-from serving.web.errors import Headers
+from serving.web.errors import Headers, new_request_id, request_id_of
 from serving.web.exchange import Connection
 from serving.web.head import split_target
 
@@ -162,6 +162,18 @@ class Prediction:
             status = self._lane.plane.refused(error, self._head).status
         self._end(status)
 
+    def prepare(self) -> PreparedPrediction | None:
+        """Return what opens predictions with the same head, unless their bodies need more care."""
+        asked = self._asked
+        is_plain = all(name != b"content-encoding" for name, _ in self._headers)
+        if asked.error is not None or self.is_expecting or not (is_plain and self.keep_alive):
+            return None
+        try:
+            self._lane.bodies.open(self._headers)
+        except (InvalidInput, ServingError):
+            return None
+        return PreparedPrediction(self._lane, asked, self._headers, self.path)
+
     def _taken_in(self) -> bytes | None:
         """Return the body once it is complete and decoded."""
         intake, pieces = self._intake, self._pieces
@@ -195,18 +207,97 @@ class Prediction:
 
     def _answer(self, answer: Answer) -> None:
         self._end(answer.status)
-        self._connection.answer(self, answer.status, answer.headers, answer.body)
+        if answer.version_prefix:
+            self._connection.answer_usual(
+                self, answer.version_prefix, self._head.request_id, answer.body
+            )
+        else:
+            self._connection.answer(self, answer.status, answer.headers, answer.body)
 
     def _end(self, status: int) -> None:
         self.response_started = True
         self._pending = None
-        if self._intake is not None:
-            self._intake.release()
-            # The connection remembers its newest request; the body must not stay with it.
-            self._intake = None
+        self._release()
         if self._lane.is_logging:
             client = self._connection.client
             log_request(
                 self._head.request_id, client[0] if client else "", "POST", self.path, status,
                 time.monotonic() - self._start_s,
             )  # fmt: skip
+
+    def _release(self) -> None:
+        # The connection remembers its newest request; the body must not stay with it. An error
+        # leads back here by its traceback: body and all would wait for the garbage collector.
+        self._pieces.clear()
+        self._refusal = None
+        if self._intake is not None:
+            self._intake.release()
+            self._intake = None
+
+
+class PreparedPrediction:
+    """Opens predictions with one head. What depends on nothing but the head was checked before."""
+
+    def __init__(self, lane: InferLane, asked: Target, headers: Headers, path: str) -> None:
+        self.lane = lane
+        self.asked = asked
+        self.headers = headers
+        self.path = path
+        self._head = RequestHead.of(headers)
+        # Where the client names none, each request gets an id of its own.
+        self._has_id = request_id_of(headers) == self._head.request_id
+
+    def open(self, connection: Connection, body: bytes) -> Prediction:
+        """Return a prediction that has its whole body."""
+        return KnownPrediction(self, connection, body)
+
+    def head(self) -> RequestHead:
+        """Return the head of one request."""
+        head = self._head
+        if self._has_id:
+            return head
+        return RequestHead(
+            new_request_id(),
+            head.json_length, head.timeout_ms, head.accept_encoding, head.routing_key,
+        )  # fmt: skip
+
+
+class KnownPrediction(Prediction):
+    """A prediction that came whole, behind a head that was looked at before."""
+
+    is_complete = True
+    _held_bytes = 0
+
+    def __init__(self, prepared: PreparedPrediction, connection: Connection, body: bytes) -> None:
+        self._lane = prepared.lane
+        self._connection = connection
+        self._asked = prepared.asked
+        self._headers = prepared.headers
+        self._head = prepared.head()
+        self._body = body
+        self.path = prepared.path
+
+    def start(self) -> None:
+        """Compute."""
+        lane, head, body, asked = self._lane, self._head, self._body, self._asked
+        self._body = b""
+        if lane.is_logging:
+            self._start_s = time.monotonic()
+        try:
+            if lane.door is not None:
+                lane.door.check(self._headers)
+            lane.bodies.hold(len(body))
+            self._held_bytes = len(body)
+            pending = lane.plane.begin(
+                InferCall(asked.protocol, asked.model, asked.selector, head, body), self._answer
+            )
+            if not self.response_started:
+                self._pending = pending
+        except Exception as error:
+            if self.response_started:
+                raise
+            self._answer(lane.plane.refused(error, head))
+
+    def _release(self) -> None:
+        self._lane.bodies.release(self._held_bytes)
+        self._held_bytes = 0

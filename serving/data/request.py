@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final, Protocol, TypeAlias
 
 from models.errors import InputRefused, RunFailed, RunTerminated
 from models.servable import Array
-from registry.serving_map import Handle
+from registry.serving_map import ServingMap, Uses
 from serving.codec import encoding, v1, v2
-from serving.data.batch_queue import Member, Outcome, Result
+from serving.codec.packed_rows import Inputs, arrays_of
+from serving.data.batch_queue import Member, RunResult
+from serving.data.batch_run import group_key
 from serving.data.call import LENGTH_HEADER, Answer, InferCall
 from serving.data.deadline import json_length, timeout_ns
 from serving.data.refusal import error_answer, reason_of
-from serving.data.response_cache import Key, key_of
+from serving.data.response_cache import Key, ResponseCache, key_of
 from serving.data.served import ServedVersion
 from serving.errors import Cancelled, PayloadTooLarge, status_of
 from serving.metrics.page import PlaneCounters, Timing
@@ -33,7 +36,8 @@ _BINARY_TYPE: Final = (b"content-type", b"application/octet-stream")
 
 
 Decoded: TypeAlias = v1.PredictCall | v2.InferCall
-OnAnswered: TypeAlias = Callable[[InferCall, ServedVersion, Decoded, Result], None]
+# Takes what was asked, the version that answered, and the outputs that were asked for.
+OnAnswered: TypeAlias = Callable[[InferCall, ServedVersion, Decoded, list[Array]], None]
 
 
 class Owner(Protocol):
@@ -41,132 +45,198 @@ class Owner(Protocol):
 
     plane_counters: PlaneCounters
     clock: Callable[[], int]
+    serving_map: ServingMap[ServedVersion]
     on_answered: OnAnswered | None
+
+    def watch(
+        self, call: InferCall, version: ServedVersion, decoded: Decoded, arrays: list[Array]
+    ) -> None:
+        """Take an answer that its caller has got."""
+        ...
 
     def left(self, request: Request) -> None:
         """Take back the permits of a request that is over."""
         ...
 
 
-class Request:
-    """A request that holds its permits and a handle until it is over. Event-loop thread only.
+class Request(Member):
+    """A request that holds its permits and a version until it is over. Event-loop thread only.
 
-    ``done`` is called exactly once, or never after ``cancel``.
+    ``done`` is called exactly once, or never after ``cancel``. It is itself what waits for a run.
     """
 
-    __slots__ = ("_cache_key", "_call", "_decoded", "_done", "_is_over", "_member", "_owner",
-                 "_start_ns", "_version", "handle")  # fmt: skip
+    __slots__ = ("_cache_key", "_call", "_decoded", "_done", "_is_answered", "_is_usual", "_owner",
+                 "_start_ns", "uses", "version")  # fmt: skip
+
+    _decoded: Decoded
 
     def __init__(
         self,
         owner: Owner,
-        handle: Handle[ServedVersion],
+        version: ServedVersion,
+        uses: Uses,
         call: InferCall,
         done: Callable[[Answer], None],
     ) -> None:
-        self.handle = handle
+        self.uses = uses
         self._owner = owner
-        self._version = handle.target
+        self.version = version
         self._call = call
         self._done = done
-        self._is_over = False
+        self._is_answered = False
+        # A run knows of it only once it was admitted.
+        self.is_over = True
+        self._is_usual = False
         self._cache_key: Key | None = None
-        self._member: Member | None = None
-        self._decoded: Decoded | None = None
+        self.rows = 0
+        self.key = ()
         self._start_ns = owner.clock()
 
     def start(self) -> None:
         """Go as far as it goes without waiting."""
-        self._version.counters.request_started()
-        if len(self._call.body) < OFF_LOOP_BYTES:
+        call, version = self._call, self.version
+        version.counters.request_started()
+        if len(call.body) < OFF_LOOP_BYTES:
             try:
-                self._submit(self._decode())
+                if call.protocol == "v2":
+                    length = json_length(call.head.json_length)
+                    plan, body = version.plan, call.body
+                    read = plan.read(body) if length is None else plan.read_binary(body, length)
+                    if read is not None:
+                        self._submit(*read)
+                        return
+                decoded = self._decode()
+                self._submit(decoded, decoded.inputs)
             except Exception as error:  # noqa: BLE001  the boundary of a request
                 self._fail(error)
         else:
-            self._off_loop(self._decode, self._submit)
+            self._off_loop(self._decode, lambda decoded: self._submit(decoded, decoded.inputs))
 
     def cancel(self) -> None:
         """Drop the request, for its client left: ``done`` is not called. Late calls do nothing."""
-        if self._is_over:
+        if self._is_answered:
             return
-        if self._member is not None:
-            self._version.batcher.drop(self._member)
+        self.version.batcher.drop(self)
         self._owner.plane_counters.rejected("cancelled")
         self._end(status_of(Cancelled()), 0, None)
 
     def _decode(self) -> Decoded:
-        call, version = self._call, self._version
+        call, version = self._call, self.version
         if call.protocol == "v2":
             return version.plan.decode(call.body, json_length(call.head.json_length))
         return v1.decode_predict(
             call.body, version.signature, is_batchable=version.batcher.is_batchable
         )
 
-    def _submit(self, decoded: Decoded) -> None:
-        call, version = self._call, self._version
-        outputs = timeout_us = key = None
+    def _submit(self, decoded: Decoded, inputs: Inputs) -> None:
+        call, version = self._call, self.version
+        outputs = timeout_us = None
+        self._decoded = decoded
+        self.inputs = inputs
+        self.rows = decoded.rows
+        self.positions = None
         if isinstance(decoded, v2.InferCall):
             timeout_us = decoded.timeout_us
-            if decoded.outputs is version.plan.all_outputs:
-                key = version.usual_key
-            else:
+            self._is_usual = decoded.outputs is version.plan.all_outputs
+            if not self._is_usual:
                 outputs = decoded.output_names
+                self.positions = version.batcher.positions_of(outputs)
         elif decoded.unknown_columns:
             version.counters.unknown_columns(decoded.unknown_columns)
-        self._decoded = decoded
-        left_ns = timeout_ns(call.head.timeout_ms, timeout_us, version.timeout_ns)
-        if version.cache is not None and len(call.body) < OFF_LOOP_BYTES:
-            start_ns = self._owner.clock()
-            self._cache_key = key_of(
-                (version.model, version.version), version.digest, decoded.inputs, outputs
-            )
-            kept = version.cache.get(self._cache_key)
-            lookup_ns = self._owner.clock() - start_ns
-            version.counters.cache_asked(lookup_ns, is_hit=kept is not None)
-            if kept is not None:
-                self._cache_key = None
-                self._computed(Result(list(kept), 0, 0, 0, 0, 0))
-                return
-        self._member = version.batcher.enqueue(
-            decoded.inputs, decoded.rows, outputs, self._start_ns + left_ns, self._computed, key
-        )
+        left_ns = version.timeout_ns
+        if timeout_us or call.head.timeout_ms is not None:
+            left_ns = timeout_ns(call.head.timeout_ms, timeout_us, left_ns)
+        self.deadline_ns = self._start_ns + left_ns
+        cache = version.cache if len(call.body) < OFF_LOOP_BYTES else None
+        if cache is not None and self._answered_from(cache, outputs):
+            return
+        if version.batcher.is_batchable:
+            if self._is_usual or isinstance(inputs, tuple):
+                self.key = version.usual_key
+            else:
+                self.key = group_key(inputs, decoded.rows)
+        version.batcher.admit(self)
 
-    def _computed(self, outcome: Outcome) -> None:
-        if self._is_over:
+    def _answered_from(self, cache: ResponseCache, outputs: Sequence[str] | None) -> bool:
+        """Answer the request with what was kept, or note under which key to keep its answer."""
+        version, start_ns = self.version, self._owner.clock()
+        name = (version.model, version.version)
+        key = key_of(name, version.digest, arrays_of(self.inputs), outputs)
+        kept = cache.get(key)
+        lookup_ns = self._owner.clock() - start_ns
+        version.counters.cache_asked(lookup_ns, is_hit=kept is not None)
+        if kept is None:
+            self._cache_key = key
+            return False
+        # What was kept are the outputs that were asked for.
+        self.positions = None
+        self.submitted_ns = 0
+        self.computed(RunResult(list(kept), 0, 0), 0, self.rows)
+        return True
+
+    def computed(self, run: RunResult, start: int, end: int) -> None:
+        """Answer with the rows from ``start`` to ``end`` of a run."""
+        if self._is_answered:
             return
-        if not isinstance(outcome, Result):
-            self._fail(outcome)
-            return
-        arrays, limit_bytes = outcome.arrays, self._version.max_output_bytes
+        version, limit_bytes = self.version, self.version.max_output_bytes
+        if self._is_usual and run.is_shared and self._cache_key is None:
+            try:
+                body = self._written_together(run, start, end)
+                if body is not None:
+                    self._respond(run, start, end, (body, None))
+                    return
+            except Exception as error:  # noqa: BLE001  the boundary of a request
+                self._fail(error)
+                return
+        arrays = run.share(start, end, self.positions)
         size_bytes = 0
         for array in arrays:
             size_bytes += array.nbytes
-        if self._cache_key is not None and self._version.cache is not None:
-            self._version.cache.put(self._cache_key, arrays)
+        if self._cache_key is not None and version.cache is not None:
+            version.cache.put(self._cache_key, arrays)
         if size_bytes > limit_bytes:
             self._fail(_too_large(size_bytes, limit_bytes))
         elif size_bytes < OFF_LOOP_BYTES:
             try:
-                self._respond(outcome, self._encode(arrays))
+                self._respond(run, start, end, self._encode(arrays))
             except Exception as error:  # noqa: BLE001  the boundary of a request
                 self._fail(error)
         else:
             self._off_loop(
-                lambda: self._encode(arrays), lambda encoded: self._respond(outcome, encoded)
+                lambda: self._encode(arrays),
+                lambda encoded: self._respond(run, start, end, encoded),
             )
 
+    def failed(self, error: Exception) -> None:
+        """Answer with an error."""
+        self._fail(error)
+
+    def _written_together(self, run: RunResult, start: int, end: int) -> bytes | None:
+        """Return the answer from what is written for all who share the run, where that is so."""
+        if not run.has_texts:
+            run.has_texts = True
+            size_bytes = sum([array.nbytes for array in run.arrays])
+            if size_bytes < OFF_LOOP_BYTES:
+                run.texts = self.version.plan.texts(run.arrays, run.rows)
+        texts, decoded = run.texts, self._decoded
+        if texts is None or texts.row_bytes * (end - start) > self.version.max_output_bytes:
+            return None
+        body = texts.body(start, end)
+        if isinstance(decoded, v2.InferCall) and decoded.id is not None:
+            return self.version.plan.with_id(body, decoded.id)
+        return body
+
     def _encode(self, arrays: list[Array]) -> tuple[bytes, int | None]:
-        decoded, version = self._decoded, self._version
+        decoded, version = self._decoded, self.version
         if isinstance(decoded, v2.InferCall):
             return version.plan.encode(decoded, arrays)
-        if decoded is None:
-            raise RuntimeError("nothing is encoded before it was decoded")
         return v1.encode_predict(decoded, arrays, version.signature), None
 
-    def _respond(self, result: Result, encoded: tuple[bytes, int | None]) -> None:
+    def _respond(
+        self, run: RunResult, start: int, end: int, encoded: tuple[bytes, int | None]
+    ) -> None:
         body, json_bytes = encoded
-        head, version = self._call.head, self._version
+        head, version = self._call.head, self.version
         request_id = (REQUEST_ID, head.request_id.encode("ascii"))
         name = None
         if head.accept_encoding is not None:
@@ -174,46 +244,49 @@ class Request:
         if json_bytes is None and name is None:
             # The usual answer: its head was prepared.
             headers: Headers = [JSON_TYPE, request_id, *version.headers]
-            self._answer(result, Answer(200, headers, body, version.json_prefix))
+            self._answer(run, start, end, Answer(200, headers, body, version.json_prefix))
             return
         headers = [JSON_TYPE if json_bytes is None else _BINARY_TYPE, request_id, *version.headers]
         if json_bytes is not None:
             headers.append((LENGTH_HEADER, str(json_bytes).encode("ascii")))
         if name is None:
-            self._answer(result, Answer(200, headers, body))
-        else:
-            self._compress(result, headers, body, name)
-
-    def _compress(self, result: Result, headers: Headers, body: bytes, name: str) -> None:
+            self._answer(run, start, end, Answer(200, headers, body))
+            return
         headers += [(b"content-encoding", name.encode("ascii")), (b"vary", b"accept-encoding")]
         if len(body) < OFF_LOOP_BYTES:
-            self._answer(result, Answer(200, headers, encoding.compress(body, name)))
+            packed = encoding.compress(body, name)
+            self._answer(run, start, end, Answer(200, headers, packed))
         else:
             self._off_loop(
                 lambda: encoding.compress(body, name),
-                lambda packed: self._answer(result, Answer(200, headers, packed)),
+                lambda packed: self._answer(run, start, end, Answer(200, headers, packed)),
             )
 
-    def _answer(self, result: Result, answer: Answer) -> None:
-        owner, decoded = self._owner, self._decoded
-        self._is_over = True
-        self._version.counters.request_answered(
-            decoded.rows if decoded is not None else 0,
-            owner.clock() - self._start_ns,
-            result.queue_ns,
-            result.input_ns,
-            result.infer_ns,
-            result.output_ns,
-        )
+    def _answer(self, run: RunResult, start: int, end: int, answer: Answer) -> None:
+        owner = self._owner
+        self._is_answered = True
+        total_ns = owner.clock() - self._start_ns
+        queue_ns = run.started_ns - self.submitted_ns
+        if run.is_open:
+            run.total_ns.append(total_ns)
+            run.queue_ns.append(queue_ns)
+            run.answered_rows += self.rows
+        else:
+            self.version.counters.request_answered(
+                self.rows, total_ns, queue_ns, run.input_ns, run.infer_ns, run.output_ns
+            )
         owner.left(self)
         self._done(answer)
-        if owner.on_answered is not None and decoded is not None:
-            owner.on_answered(self._call, self._version, decoded, result)
+        if owner.on_answered is not None or owner.serving_map.has_shadows:
+            decoded, arrays = self._decoded, run.share(start, end, self.positions)
+            if isinstance(decoded, v2.InferCall):
+                decoded = replace(decoded, inputs=arrays_of(self.inputs))
+            owner.watch(self._call, self.version, decoded, arrays)
 
     def _fail(self, error: Exception) -> None:
-        if self._is_over:
+        if self._is_answered:
             return
-        code, version, head = status_of(error), self._version, self._call.head
+        code, version, head = status_of(error), self.version, self._call.head
         timing = None
         if isinstance(error, RunFailed | RunTerminated | InputRefused):
             timing = Timing(self._owner.clock() - self._start_ns)
@@ -223,19 +296,19 @@ class Request:
             about = {"model": version.model, "version": version.version}
             extra = {"request_id": head.request_id, **about}
             _log.error("request failed", exc_info=error, extra=extra)
-        self._end(code, 0 if self._decoded is None else self._decoded.rows, timing)
+        self._end(code, self.rows, timing)
         self._done(error_answer(error, head, version.headers))
 
     def _end(self, code: int, rows: int, timing: Timing | None) -> None:
-        self._is_over = True
-        self._version.counters.request_done(code, rows, timing)
+        self._is_answered = True
+        self.version.counters.request_done(code, rows, timing)
         self._owner.left(self)
 
     def _off_loop(self, work: Callable[[], Any], go_on: Callable[[Any], None]) -> None:
         """Call ``work`` in a thread and ``go_on`` with what it gave, unless the client left."""
 
         def ended(future: asyncio.Future[Any]) -> None:
-            if self._is_over:
+            if self._is_answered:
                 future.exception()
                 return
             try:

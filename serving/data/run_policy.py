@@ -50,17 +50,20 @@ def has_one_shape(signature: Signature) -> bool:
 class RunCost:
     """What a run of n rows takes, by least squares over its latest runs: fixed + rows * each."""
 
-    __slots__ = ("_w", "_x", "_xx", "_xy", "_y", "runs")
+    __slots__ = ("_line", "_w", "_x", "_xx", "_xy", "_y", "runs")
 
     def __init__(self) -> None:
         self.runs = 0
         self._w = self._x = self._y = self._xx = self._xy = 0.0
+        # Asked several times for each run, and the same until the next.
+        self._line: tuple[float, float] | None = None
 
     def add(self, rows: int, run_ns: float) -> None:
         """Take a measurement; one far above what was expected counts as somewhat above it."""
         if self.runs >= _TRUSTED_RUNS:
             run_ns = min(run_ns, _OUTLIER * max(self.expected_ns(rows), 1.0))
         self.runs += 1
+        self._line = None
         self._w = self._w * _DECAY + 1
         self._x = self._x * _DECAY + rows
         self._y = self._y * _DECAY + run_ns
@@ -69,6 +72,11 @@ class RunCost:
 
     def line(self) -> tuple[float, float]:
         """Return ``(fixed, each)`` in nanoseconds; all of it per row where sizes never differed."""
+        if self._line is None:
+            self._line = self._fitted()
+        return self._line
+
+    def _fitted(self) -> tuple[float, float]:
         if not self._w:
             return 0.0, 0.0
         mean_x, mean_y = self._x / self._w, self._y / self._w
@@ -81,7 +89,7 @@ class RunCost:
 
     def expected_ns(self, rows: int) -> float:
         """Return what a run of ``rows`` rows should take."""
-        fixed, each = self.line()
+        fixed, each = self._line or self.line()
         return fixed + each * rows
 
     def rows_within(self, limit_ns: float) -> int:

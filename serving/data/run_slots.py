@@ -11,7 +11,7 @@ from typing import Final, Protocol, TypeAlias
 
 from models.errors import InputRefused, RunFailed, RunTerminated
 from models.servable import Array, Servable
-from serving.data.batch_queue import Member, Outcome
+from serving.data.batch_queue import Failure, Member
 from serving.data.batch_run import RowsMismatch, RunTiming, compute
 from serving.data.batch_terms import BatchCounters, BatchLimits
 
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 # How long a run may go on after it was told to end, before its callers get their answer anyway.
 TERMINATE_GRACE_S: Final = 2.0
 NS: Final = 1_000_000_000
-Computed: TypeAlias = tuple[list[list[Array]], RunTiming]
+Computed: TypeAlias = tuple[list[Array], RunTiming]
 
 
 class Run:
@@ -30,10 +30,11 @@ class Run:
     another one was, which ends all of them.
     """
 
-    __slots__ = ("is_bystander", "is_overdue", "members", "parts", "started_ns", "timer")
+    __slots__ = ("is_bystander", "is_overdue", "members", "parts", "rows", "started_ns", "timer")
 
     def __init__(self, members: Sequence[Member], parts: list[list[Member]]) -> None:
         self.members = members
+        self.rows = sum([member.rows for member in members])
         self.parts = parts
         self.started_ns = 0
         self.is_overdue = False
@@ -53,11 +54,11 @@ class SlotOwner(Protocol):
         """Return those to compute; the others end."""
         ...
 
-    def end(self, member: Member, outcome: Outcome) -> None:
+    def end(self, member: Member, error: Failure) -> None:
         """Tell a member how it ended."""
         ...
 
-    def deliver(self, run: Run, shares: list[list[Array]], timing: RunTiming) -> None:
+    def deliver(self, run: Run, arrays: list[Array], timing: RunTiming) -> None:
         """Give each member of a run its rows."""
         ...
 
@@ -120,14 +121,14 @@ class RunSlots:
         run = Run(batch, [])
         self._counters.run_started()
         try:
-            shares, timing = self._compute(run)
+            arrays, timing = self._compute(run)
         except Exception as error:  # noqa: BLE001  a boundary: every caller is told
             self._counters.run_ended()
             self.busy += 1
             self.go_on(list(reversed(self._after_failure(run, error))))
         else:
             self._counters.run_ended()
-            self._owner.deliver(run, shares, timing)
+            self._owner.deliver(run, arrays, timing)
 
     def terminate(self) -> None:
         """End all runs under way."""
@@ -165,17 +166,17 @@ class RunSlots:
         self.runs.discard(run)
         self._counters.run_ended()
         try:
-            shares, timing = future.result()
+            arrays, timing = future.result()
         except Exception as error:  # noqa: BLE001  a boundary: every caller is told
             run.parts += reversed(self._after_failure(run, error))
         else:
-            self._owner.deliver(run, shares, timing)
+            self._owner.deliver(run, arrays, timing)
         self.go_on(run.parts)
 
     def _compute(self, run: Run) -> Computed:
         run.started_ns = self._clock()
-        members = [(member.inputs, member.rows) for member in run.members]
-        return compute(self._servable, members, is_rowwise=self._is_rowwise)
+        requests = [member.inputs for member in run.members]
+        return compute(self._servable, requests, run.rows, is_rowwise=self._is_rowwise)
 
     def _watch(self, run: Run) -> None:
         """End a run that takes too long; where it does not end, free its callers all the same."""

@@ -14,6 +14,7 @@ import mmap
 import os
 import time
 from bisect import bisect_left
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, Self
 
 from registry.errors import InvalidInput
@@ -101,6 +102,30 @@ class VersionCounters:
         cells[base + INPUT_NS] += input_ns
         cells[base + INFER_NS] += infer_ns
         cells[base + OUTPUT_NS] += output_ns
+
+    def requests_answered(
+        self,
+        rows: int,
+        total_ns: Sequence[int],
+        queue_ns: Sequence[int],
+        parts_ns: tuple[int, int, int],
+    ) -> None:
+        """Count out the requests that one run answered, as ``request_answered`` does for each.
+
+        ``rows``: of all. ``parts_ns``: input, infer and output time of the run.
+        """
+        cells, base, count = self._cells, self._base, len(total_ns)
+        cells[base + IN_FLIGHT] -= count
+        cells[base + BY_OK] += count
+        cells[base + ROWS] += rows
+        _add_all(cells, base + DURATION_START, total_ns)
+        cells[base + DURATION_SUM] += sum(total_ns)
+        _add_all(cells, base + QUEUE_START, queue_ns)
+        cells[base + QUEUE_SUM] += sum(queue_ns)
+        input_ns, infer_ns, output_ns = parts_ns
+        cells[base + INPUT_NS] += input_ns * count
+        cells[base + INFER_NS] += infer_ns * count
+        cells[base + OUTPUT_NS] += output_ns * count
 
     def cache_asked(self, lookup_ns: int, *, is_hit: bool) -> None:
         """Count a look into the response cache; a hit is answered without a run."""
@@ -355,6 +380,16 @@ class MetricsMemory:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _add_all(cells: memoryview[int], start: int, values: Sequence[int]) -> None:
+    """Count durations of one histogram; those of one run mostly share a cell."""
+    lowest = bisect_left(DURATION_BOUNDS_NS, min(values))
+    if lowest == bisect_left(DURATION_BOUNDS_NS, max(values)):
+        cells[start + lowest] += len(values)
+        return
+    for value in values:
+        cells[start + bisect_left(DURATION_BOUNDS_NS, value)] += 1
 
 
 def _write_name(cells: memoryview[int], start: int, name: str) -> None:

@@ -87,6 +87,9 @@ class Cycle(RequestResponseCycle):
         self.disconnected = True
         self.message_event.set()
 
+    def prepare(self) -> None:
+        """Keep nothing: the application reads each head anew."""
+
     async def send(self, message: ASGISendEvent) -> None:
         """Send a part of the answer."""
         # A body that was not read to its end would be taken for the next request.

@@ -36,10 +36,9 @@ def new_request_id() -> str:
     try:
         return _fresh_ids.pop()
     except IndexError:
-        digits = os.urandom(_IDS_AT_ONCE * _ID_BYTES).hex()
-        size = 2 * _ID_BYTES
-        _fresh_ids.extend(digits[i : i + size] for i in range(size, len(digits), size))
-        return digits[:size]
+        first, *rest = os.urandom(_IDS_AT_ONCE * _ID_BYTES).hex(" ", _ID_BYTES).split(" ")
+        _fresh_ids.extend(rest)
+        return first
 
 
 def error_body(message: str, more: Mapping[str, object] | None = None) -> bytes:

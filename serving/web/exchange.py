@@ -36,6 +36,9 @@ class Connection(Protocol):
     def answer(self, exchange: Exchange, status: int, headers: Headers, body: bytes) -> None:
         """Send the whole answer to the request under way; ``headers`` lack the content-length."""
 
+    def answer_usual(self, exchange: Exchange, lines: bytes, request_id: str, body: bytes) -> None:
+        """Send a 200: x-request-id goes behind the first of ``lines``, each with its line end."""
+
 
 class Exchange(Protocol):
     """One request and its answer. All calls come on the loop; after ``leave`` there are none."""
@@ -69,6 +72,16 @@ class Exchange(Protocol):
 
     def leave(self) -> None:
         """Drop the work: nobody waits for the answer any more."""
+
+    def prepare(self) -> Prepared | None:
+        """Return what opens further requests with the same head, or None for what may not."""
+
+
+class Prepared(Protocol):
+    """Opens requests whose head, byte for byte, opened one before."""
+
+    def open(self, connection: Connection, body: bytes) -> Exchange:
+        """Return a request that is complete; the connection may go on after it."""
 
 
 class Lane(Protocol):

@@ -13,8 +13,8 @@ from serving.web.errors import Headers
 
 _UPGRADE_HEADERS: Final = (b"upgrade", b"http2-settings")
 _LINE: Final = b": ".join
-_KEPT_END: Final = b"content-length: %d\r\n\r\n"
-_CLOSED_END: Final = b"content-length: %d\r\nconnection: close\r\n\r\n"
+KEPT_END: Final = b"content-length: %d\r\n\r\n"
+CLOSED_END: Final = b"content-length: %d\r\nconnection: close\r\n\r\n"
 
 
 def split_target(target: bytes) -> tuple[str, bytes, bytes]:
@@ -66,6 +66,7 @@ class AnswerHeads:
     def __init__(self) -> None:
         self._defaults: Headers | None = None
         self._begins: dict[int, bytes] = {}
+        self._usual: dict[bytes, tuple[bytes, bytes]] = {}
 
     def head(
         self, status: int, defaults: Headers, headers: Headers, length: int, is_kept: bool
@@ -74,12 +75,33 @@ class AnswerHeads:
 
         ``defaults``: what stands on every answer, such as the date: a new list when it changes.
         """
+        begin = self._begin(status, defaults)
+        end = KEPT_END if is_kept else CLOSED_END
+        return b"\r\n".join([begin, *map(_LINE, headers), end % length])
+
+    def usual(self, defaults: Headers, lines: bytes) -> tuple[bytes, bytes]:
+        """Return the head of a 200 with ``lines`` in two parts, around the value of x-request-id.
+
+        The content-length and what ends the head follow on the second.
+        """
+        if defaults is self._defaults and (parts := self._usual.get(lines)):
+            return parts
+        begin = self._begin(200, defaults)
+        first, line_end, rest = lines.partition(b"\r\n")
+        parts = (
+            b"%b\r\n%b\r\nx-request-id: " % (begin, first),
+            line_end + rest,
+        )
+        self._usual[lines] = parts
+        return parts
+
+    def _begin(self, status: int, defaults: Headers) -> bytes:
         if defaults is not self._defaults:
             self._defaults = defaults
             self._begins = {}
+            self._usual = {}
         begin = self._begins.get(status)
         if begin is None:
             begin = STATUS_LINE[status] + b"".join([_LINE(line) + b"\r\n" for line in defaults])
             begin = self._begins[status] = begin.removesuffix(b"\r\n")
-        end = _KEPT_END if is_kept else _CLOSED_END
-        return b"\r\n".join([begin, *map(_LINE, headers), end % length])
+        return begin

@@ -58,9 +58,9 @@ class RequestParser(HttpToolsProtocol):
         self._is_head_open = False
         # Deaf: what comes is thrown away.
         self._is_deaf = False
-        # Bytes are being parsed; a request began in them.
+        # Bytes are being parsed; so many requests began in them.
         self.is_feeding = False
-        self._has_begun = False
+        self._begun = 0
         self._is_body_due = False
         self._hosts = 0
         self._has_connection = False
@@ -94,7 +94,7 @@ class RequestParser(HttpToolsProtocol):
         if self._is_deaf:
             return
         self._silent_bytes += len(data)
-        self._has_begun = False
+        self._begun = 0
         self.is_feeding = True
         error: Exception | None = None
         offered_until = 0
@@ -115,7 +115,7 @@ class RequestParser(HttpToolsProtocol):
         """Begin a request."""
         if self._is_deaf:
             raise _Refused(InvalidInput("request: it came after the last one"))
-        self._has_begun = True
+        self._begun += 1
         self._is_message_open = True
         self._is_head_open = True
         self._head_bytes = _LINE_BYTES
@@ -231,6 +231,10 @@ def _reason_of(error: httptools.HttpParserError) -> Exception:
         return cause.error
     if cause is None or isinstance(cause, httptools.HttpParserError | UnicodeDecodeError):
         return InvalidInput(f"request: not valid HTTP: {cause or error}")
-    # A fault of ours: the answer is a 500 that tells nothing of it.
+    return fault_of(cause)
+
+
+def fault_of(cause: BaseException) -> Exception:
+    """Log a fault of ours; return what is answered: a 500 that tells nothing of it."""
     _log.error("unplanned error", exc_info=cause)
     return Exception(str(cause))

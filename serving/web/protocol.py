@@ -3,7 +3,8 @@
 Added: an offer to upgrade is ignored and the request answered; the head has a size and a deadline;
 a peer that does not read has one; one that only ended its side is answered; errors are JSON and
 come in their turn; a stop answers what was received. Requests that a lane opens go past the
-application, in the same order. There is one live parser at any time.
+application, in the same order. There is one live parser at any time, and it is not asked again
+about a head that it parsed before.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from serving.web.cycle import AnswerTransport, Cycle, Flow
 from serving.web.deadlines import Deadlines
 from serving.web.errors import JSON_TYPE, REQUEST_ID, Headers, error_body, request_id_of
 from serving.web.exchange import Exchange, Lane
-from serving.web.parsing import RequestParser
+from serving.web.known_heads import HEAD_END, KNOWN_HEAD_BYTES, KnownHeads
+from serving.web.parsing import RequestParser, fault_of
 
 # How long what a client still sends is read and thrown away after the last answer: closing at once
 # would reset the connection, and the client might lose the answer with it.
@@ -43,6 +45,7 @@ class RamrackHttpProtocol(RequestParser):
 
     lane: ClassVar[Lane | None] = None
     heads: ClassVar[head.AnswerHeads] = head.AnswerHeads()
+    known: ClassVar[KnownHeads] = KnownHeads()
 
     pipeline: deque[Exchange]  # type: ignore[assignment]  # not only cycles wait here
     cycle: Cycle | None  # type: ignore[assignment]  # the newest request of the application
@@ -76,6 +79,33 @@ class RamrackHttpProtocol(RequestParser):
         self.flow = self._flow = Flow(transport)
         self._await_head()
         self._deadlines.set("idle", self.limits.keep_alive_s)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what came; a packet that is one request with a known head is not parsed.
+
+        The parser keeps nothing from one request to the next, so it need not have seen this one.
+        """
+        if self._is_message_open or self.lane is None:
+            super().data_received(data)
+            return
+        end = data.find(HEAD_END, 0, KNOWN_HEAD_BYTES) + len(HEAD_END)
+        known = self.known.by_bytes.get(data[:end])
+        if known is None:
+            super().data_received(data)
+            if self._begun == 1 and end >= len(HEAD_END):
+                self._learn(data[:end], len(data) - end)
+        elif len(data) - end != known.body_bytes or not self._is_free():
+            super().data_received(data)
+        else:
+            self._silent_bytes = 0
+            self.url, self.headers = known.target, known.headers
+            if self._is_head_due:
+                self._forget_head()
+            exchange = self._active = self._newest = known.prepared.open(self, data[end:])
+            try:
+                exchange.start()
+            except Exception as fault:  # noqa: BLE001  as for one that the parser met
+                self._parsed(fault_of(fault))
 
     def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's never keeps it open
         """Note that the client sends no more; keep the connection while answers are due.
@@ -155,8 +185,7 @@ class RamrackHttpProtocol(RequestParser):
         if self._is_head_due:
             self._forget_head()
         # While stopping the last one of a packet must be known before the first is answered.
-        is_free = self._active is None and not self.pipeline and not self._is_stopping
-        if is_free and not self._flow.write_paused:
+        if self._is_free():
             self._active = exchange
             exchange.start()
             return
@@ -172,7 +201,7 @@ class RamrackHttpProtocol(RequestParser):
             # Deaf: the last request was answered, and what follows it is none.
             if not self._is_deaf:
                 self._refuse(error)
-        elif self._active or self._is_head_open or self.pipeline or not self._has_begun:
+        elif self._active or self._is_head_open or self.pipeline or not self._begun:
             self._settle()
 
     # What a request calls
@@ -212,7 +241,20 @@ class RamrackHttpProtocol(RequestParser):
         if is_kept and (self._is_stopping or self._has_ended):
             is_kept = not self._is_last(exchange)
         defaults = self.server_state.default_headers
-        lines = self.heads.head(status, defaults, headers, len(body), is_kept)
+        self._send(self.heads.head(status, defaults, headers, len(body), is_kept), body, is_kept)
+
+    def answer_usual(self, exchange: Exchange, lines: bytes, request_id: str, body: bytes) -> None:
+        """Send a 200: x-request-id goes behind the first of ``lines``, each with its line end."""
+        begin, middle = self.heads.usual(self.server_state.default_headers, lines)
+        is_kept = exchange.keep_alive and exchange.is_complete
+        if is_kept and (self._is_stopping or self._has_ended):
+            is_kept = not self._is_last(exchange)
+        end = head.KEPT_END if is_kept else head.CLOSED_END
+        self._send(
+            b"".join((begin, request_id.encode("ascii"), middle, end % len(body))), body, is_kept
+        )
+
+    def _send(self, lines: bytes, body: bytes, is_kept: bool) -> None:
         if len(body) <= JOINED_BYTES:
             self._write(lines + body)
         else:
@@ -254,7 +296,7 @@ class RamrackHttpProtocol(RequestParser):
                 self._advance()
         elif not self._active.is_complete:
             self._active.settle()
-        if self._is_head_open or (not self._has_begun and self._is_idle()):
+        if self._is_head_open or (not self._begun and self._is_idle()):
             # Line ends alone begin no request, and do not keep a connection either.
             self._await_head()
 
@@ -329,6 +371,24 @@ class RamrackHttpProtocol(RequestParser):
         if self._is_deaf or not self.pipeline:
             self._flow.is_held = False
             self._flow.resume_reading()
+
+    def _is_free(self) -> bool:
+        """Say whether a request may start at once."""
+        return (
+            self._active is None
+            and not self.pipeline
+            and not self._is_stopping
+            and not self._is_deaf
+            and not self._flow.write_paused
+        )
+
+    def _learn(self, data: bytes, body_bytes: int) -> None:
+        """Keep the head of the one request in a packet, if that is all the packet was."""
+        newest = self._newest
+        if newest is None or self._is_message_open or self._is_deaf:
+            return
+        if self.known.is_repeated(data) and (prepared := newest.prepare()) is not None:
+            self.known.learn(data, body_bytes, self.url, self.headers, prepared)
 
     def _is_idle(self) -> bool:
         return self._active is None and not self.pipeline and not self._is_message_open

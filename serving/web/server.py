@@ -14,6 +14,7 @@ from serving.settings import Settings
 from serving.web.exchange import Lane
 from serving.web.handover import ConnectionQueue
 from serving.web.head import AnswerHeads
+from serving.web.known_heads import KnownHeads
 from serving.web.parsing import HttpLimits
 from serving.web.protocol import RamrackHttpProtocol
 from serving.web.sockets import BACKLOG, refuse_new_connections, waiting_connections
@@ -47,6 +48,7 @@ class HttpServer(uvicorn.Server):
         class Protocol(RamrackHttpProtocol):
             lane = fast_lane
             heads = AnswerHeads()
+            known = KnownHeads()
             limits = HttpLimits(
                 max_header_bytes=settings.max_header_bytes,
                 header_timeout_s=settings.header_timeout_s,

@@ -1,8 +1,7 @@
 """Keeps the workers running: starts, watches, replaces and stops them, and tells them the target.
 
 One task owns each slot from the first start to the stop. A replacement gets the slot's listener
-and the newest target, nothing else. A planned replacement is a second slot of the same number: it
-takes the first one's place once its worker listens.
+and the newest target, nothing else.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
 
-from serving.errors import WorkerLost
 from serving.fleet import VersionKey, VersionReport, WorkerInfo
 from serving.settings import Settings
 from serving.target import Target
@@ -29,6 +27,7 @@ from serving.workers import messages
 from serving.workers.cores import WorkerPlan
 from serving.workers.deaths import MAX_DEATHS, DeathLedger, is_from_outside, oom_kills, suspects
 from serving.workers.messages import Hello
+from serving.workers.replacement import Replacement
 from serving.workers.slot import RESTART_LABELS, Slot, Timings
 from serving.workers.standing import is_settled, standing
 from serving.workers.wire import WireError
@@ -36,7 +35,6 @@ from serving.workers.worker_process import WORKER_COMMAND, WorkerProcess, descri
 
 _log = logging.getLogger(__name__)
 WATCH_S: Final = 0.25
-ROLLING: Final = "replaced by a rolling restart"
 
 
 def regions_for(workers: int) -> int:
@@ -93,10 +91,7 @@ class Supervisor:
             for i, s in enumerate(listeners)
         ]  # fmt: skip
         self._is_lasting = is_lasting
-        # Workers beside those of the slots: one that is to take over, or one that has been.
-        self._beside: list[Slot] = []
         self._listeners = tuple(listeners)
-        self._count = plan.workers
         self._regions = regions_for(plan.workers)
         self._tasks: list[asyncio.Task[None]] = []
         self._running: dict[asyncio.Task[None], Slot] = {}
@@ -111,6 +106,11 @@ class Supervisor:
         self._is_stopping = False
         self._oom_kills = oom_kills()
         self._cannot_start: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._replacement = Replacement(
+            self._slots, self._tasks, self._restarts, self._run,
+            changed=lambda: self._changed.wait(), is_stopping=lambda: self._is_stopping,
+            timings=self._timings, regions=self._regions, drain_s=settings.stop_timeout_s,
+        )  # fmt: skip
 
     # What the control plane sees.
 
@@ -160,63 +160,7 @@ class Supervisor:
 
         Raises WorkerLost where the new one could not take over; the old one then serves on.
         """
-        old = self._slots[slot]
-        new = Slot(
-            slot, old.listener, old.cpus, old.queue, (old.region + self._count) % self._regions,
-            is_patient=True, is_candidate=True, restarts=old.restarts + 1, reason=ROLLING,
-        )  # fmt: skip
-        task = self._run(new)
-        self._beside.append(new)
-        try:
-            await self._listens(new, task)
-        except BaseException:
-            # A stop under way ends it, as all others.
-            if not self._is_stopping:
-                task.cancel()
-                await asyncio.wait([task])
-                self._beside.remove(new)
-            raise
-        retiring, self._tasks[slot] = self._tasks[slot], task
-        self._beside.remove(new)
-        self._slots[slot] = new
-        new.is_candidate = new.is_patient = False
-        self._restarts["rolling"] += 1
-        await self._retire(old, retiring)
-
-    async def _listens(self, slot: Slot, task: asyncio.Task[None]) -> None:
-        timings = self._timings
-        timeout_s = timings.start_timeout_s + timings.load_timeout_s
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not slot.is_listening:
-                    if task.done() or self._is_stopping:
-                        raise WorkerLost(
-                            f"the new worker of slot {slot.index} did not take over: {slot.reason}"
-                        )
-                    await self._changed.wait()
-        except TimeoutError as error:
-            raise WorkerLost(
-                f"the new worker of slot {slot.index} did not hold all within {timeout_s:g} s"
-            ) from error
-
-    async def _retire(self, slot: Slot, task: asyncio.Task[None]) -> None:
-        """Let a worker end whose slot another one has."""
-        slot.is_retired = True
-        self._beside.append(slot)
-        drain_s = self._settings.stop_timeout_s
-        try:
-            if slot.process is None:
-                task.cancel()
-            else:
-                with contextlib.suppress(ConnectionError):
-                    await slot.process.wire.send(messages.HAND_OVER, {"drain_s": drain_s})
-            # What it hands over takes up to drain_s, and what cannot move as long again.
-            await asyncio.wait([task], timeout=2 * drain_s + self._timings.exit_grace_s)
-        finally:
-            if slot.process is not None:
-                slot.process.kill()
-            await asyncio.wait([task])
-            self._beside.remove(slot)
+        await self._replacement.replace(slot)
 
     def workers(self) -> tuple[WorkerInfo, ...]:
         """Return every slot in order."""
@@ -246,7 +190,7 @@ class Supervisor:
 
     def start(self) -> None:
         """Start a worker in every slot and keep it running until ``stop``."""
-        self._tasks = [self._run(slot) for slot in self._slots]
+        self._tasks.extend(self._run(slot) for slot in self._slots)
 
     async def cannot_start(self) -> str:
         """Wait until it is certain that no worker can start; return the reason."""
@@ -261,7 +205,7 @@ class Supervisor:
                 refuse_new_connections(slot.listener)
         tasks = set(self._running)
         # Those beside come first: what they would still hand over, the others no longer take.
-        for slot in (*self._beside, *self._slots):
+        for slot in (*self._replacement.beside, *self._slots):
             if slot.process is None:
                 continue
             if slot.is_ready:
@@ -309,7 +253,7 @@ class Supervisor:
         queues = [(copy_of(a), copy_of(b)) for a, b in (slot.queue.fds for slot in self._slots)]
         for slot in self._slots:
             slot.queue.close()
-        self._slots = []
+        self._slots.clear()
         return left, queues
 
     def kill(self) -> None:
@@ -326,7 +270,7 @@ class Supervisor:
         return task
 
     def _all_slots(self) -> list[Slot]:
-        return [*self._slots, *self._beside]
+        return [*self._slots, *self._replacement.beside]
 
     async def _keep_running(self, slot: Slot) -> None:
         while True:

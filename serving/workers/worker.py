@@ -40,6 +40,7 @@ from serving.target import Target, TargetVersion, parse_target
 from serving.web.handover import ConnectionQueue
 from serving.web.server import HttpServer
 from serving.workers import messages
+from serving.workers.collecting import collect_rarely
 from serving.workers.messages import Hello, Report
 from serving.workers.process_memory import proportional_bytes
 from serving.workers.reconciler import Reconciler
@@ -293,6 +294,7 @@ async def _live(
         loop.set_default_executor(background_executor(CODEC_THREADS))
         memory = MetricsMemory.attach(metrics_fd, hello.regions)
         worker = Worker(hello, wire, listener, queue, memory, loader_factory(hello.threads))
+        collect_rarely()
         trim()
         await worker.run()
     except Exception as error:

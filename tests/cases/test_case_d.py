@@ -11,7 +11,7 @@ import pytest
 
 from loadtest import cycles
 from tests import graphs
-from tests.cases.rig import MIB, anonymous_bytes, forget, metric, unload
+from tests.cases.rig import MIB, anonymous_bytes, forget, metric, tensor, unload
 from tests.process.server import RunningServer, running_server, wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -52,6 +52,26 @@ def test_d02_no_pool_is_larger_than_the_plan(server: RunningServer) -> None:
     for pid in server.worker_pids():
         assert len(list(Path(f"/proc/{pid}/task").iterdir())) <= 16
     assert "affinity" not in server.stderr()
+
+
+def test_d04_models_in_turn_share_the_threads_of_one(server: RunningServer) -> None:
+    """No model brings a pool of its own, whose spinning would take the cores from the others."""
+    body = {"inputs": [tensor("X", "FP32", [1, 64], [0.5] * 64)]}
+
+    def threads_after(*names: str) -> list[int]:
+        for _ in range(20):
+            for name in names:
+                server.expect(server.data("POST", f"/v2/models/{name}/infer", json=body))
+        return [len(list(Path(f"/proc/{pid}/task").iterdir())) for pid in server.worker_pids()]
+
+    for seed in range(3):
+        server.push(f"turn-{seed}", graphs.gemm(64, 64, seed), is_loading=False)
+    server.expect(server.load("turn-0", 1))
+    before = threads_after("turn-0")
+    server.expect(server.load("turn-1", 1))
+    server.expect(server.load("turn-2", 1))
+    after = threads_after("turn-0", "turn-1", "turn-2")
+    assert all(now <= old for now, old in zip(after, before, strict=True)), (before, after)
 
 
 def test_d08_a_table_is_in_ram_once_for_parent_and_workers(server: RunningServer) -> None:

@@ -20,7 +20,7 @@ MODELS = {"fraud", "digits", "wine", "diabetes", "churn", "recommender"}
 def test_the_demo_shows_every_model_and_a_swap_without_a_failure():
     """scripts/demo --once ends with 0, a line for each model, and no failed request."""
     done = subprocess.run(
-        [ROOT / "scripts/demo", "--once", "--recommender-mib", "32"],
+        [ROOT / "scripts/demo", "--once", "--recommender-mib", "32", "--seconds", "0.3"],
         capture_output=True, text=True, timeout=880, check=False, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -33,11 +33,12 @@ def test_the_demo_shows_every_model_and_a_swap_without_a_failure():
     assert re.search(r"^== .*: done in [\d.]+ s$", done.stdout, re.MULTILINE)
 
 
-def test_a_size_that_makes_no_sense_is_wrong_usage():
+@pytest.mark.parametrize("option", ["--recommender-mib", "--seconds"])
+def test_a_size_that_makes_no_sense_is_wrong_usage(option: str):
     """An option that cannot be meant ends with 2 before anything is trained."""
     done = subprocess.run(
-        [sys.executable, ROOT / "scripts/demo.py", "--recommender-mib", "0"],
+        [sys.executable, ROOT / "scripts/demo.py", option, "0"],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 2
-    assert "--recommender-mib" in done.stderr
+    assert option in done.stderr

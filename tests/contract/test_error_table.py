@@ -245,6 +245,7 @@ def test_400_what_is_not_http(server: RunningServer, request_bytes: bytes) -> No
         ("PUT", ADMIN_ID32 + "/aliases/BIG", b'{"version":1}', ["BIG"]),
         ("PUT", ADMIN_ID32 + "/aliases/latest", b'{"version":1}', ["latest"]),
         ("PUT", ADMIN_ID32 + "/aliases/ok", b'{"version":"1"}', ["version", "'1'"]),
+        ("PUT", ADMIN_ID32 + "/aliases/ok", b"{}", ["version is missing"]),
         ("PUT", ADMIN_ID32 + "/route", b"{}", ["split", "latest"]),
         ("PUT", ADMIN_ID32 + "/route", b'{"split":[{"version":1,"weight":50}]}', ["50"]),
         ("GET", "/admin/v1/events?limit=0", b"", ["limit", "'0'", "1 to 1000"]),

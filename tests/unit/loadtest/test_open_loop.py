@@ -24,7 +24,7 @@ def measured(url: str, rate: float, seconds: float, **options: object) -> Record
 
 @pytest.mark.slow
 @pytest.mark.parametrize("most_connections", [1, 1024])
-def test_a_stall_is_seen_by_all_who_came_in_it(most_connections):
+def test_e14_a_stall_is_seen_by_all_who_came_in_it(most_connections):
     """One stall of 0.4 s in 1.6 s lifts p99 to nearly its length, though one request met it.
 
     With one connection all others wait on this side, which counts as well.

@@ -314,3 +314,18 @@ def test_a_double_survives_its_cell(value: float) -> None:
     """Bits come back as they were, and order as the numbers do."""
     assert layout.double_of(layout.bits_of(value)) == value
     assert layout.bits_of(value) >= layout.bits_of(value / 2)
+
+
+def test_answers_of_a_run_count_as_each_by_itself(memory: MetricsMemory) -> None:
+    """Whether they share cells of the histograms or not, nothing tells them from single ones."""
+    together, alone = memory.writer(0).version("m", 1), memory.writer(1).version("m", 1)
+    for totals, queues in (([1000, 100_000], [1, 2]), ([99_000, 101_000, 9**12], [0, 10**9, 5])):
+        for counters in (together, alone):
+            for _ in totals:
+                counters.request_started()
+        together.requests_answered(2 * len(totals), totals, queues, (10, 500, 20))
+        for total_ns, queue_ns in zip(totals, queues, strict=True):
+            alone.request_answered(2, total_ns, queue_ns, 10, 500, 20)
+    first, second = (list(blocks(memory.region(slot))) for slot in (0, 1))
+    assert first == second
+    assert together.in_flight == 0

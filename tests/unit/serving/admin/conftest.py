@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from models.errors import LoadFailed
+from models.errors import LoadFailed, MemoryExceeded
 from models.servable import Inspection
 from models.signature import Signature, TensorSpec
 from registry.files import Files
@@ -121,6 +121,7 @@ class FakeInspector:
     def __init__(self) -> None:
         self.refused: dict[str, str] = {}
         self.drifted: dict[str, str] = {}
+        self.outgrown: set[str] = set()
         self.signatures: dict[str, Signature] = {}
         self.private_bytes = 0
         self.resident: dict[str, int] = {}
@@ -135,6 +136,8 @@ class FakeInspector:
         self.limits.append(memory_bytes)
         self.entered.set()
         assert self.gate.wait(20)
+        if manifest.graph in self.outgrown:
+            raise MemoryExceeded("it needs more")
         if manifest.graph in self.refused:
             raise LoadFailed(self.refused[manifest.graph])
         signature = self.signatures.get(manifest.graph, SIGNATURE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hashlib
 
 import pytest
 
@@ -112,12 +113,34 @@ async def test_c02_version_over_the_budget_is_refused_with_the_plan(world):
     world.control.ledger.budget_bytes = 1000
     await world.push("m", b"graph", b"w" * 1001)
 
+    operation = world.control.load("m", 1, world.actor)
     with pytest.raises(OverBudget, match="needs at least 1006 bytes") as caught:
         await world.load("m", 1)
+    assert operation.stage == "looking for room"
 
     assert caught.value.plan["free_bytes"] == 1000
     assert world.inspector.calls == []
     assert world.control.status("m", 1)[0] == "FAILED"
+
+
+async def test_c02_inspection_that_outgrows_the_free_budget_is_refused_with_the_plan(world):
+    """Where the limit of the inspection was the room left, the answer says how to make more."""
+    world.control.ledger.budget_bytes = 1000
+    await world.push("old", b"idle", b"w" * 100)
+    await world.push("old", b"routed", b"w")
+    await world.load("old", 2)
+    await world.load("old", 1)
+    await world.push("m", b"graph", b"v" * 10)
+    world.inspector.outgrown.add("sha256:" + hashlib.sha256(b"graph").hexdigest())
+
+    with pytest.raises(OverBudget, match=r"needs more than .*: unload old/1 or more") as caught:
+        await world.load("m", 1)
+
+    assert caught.value.plan["free_bytes"] < 1000
+    assert caught.value.plan["fits"] is False
+    assert world.control.status("m", 1)[0] == "FAILED"
+    world.inspector.outgrown.clear()
+    await world.load("m", 1)
 
 
 async def test_private_memory_counts_for_each_worker(world):

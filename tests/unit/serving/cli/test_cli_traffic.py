@@ -305,6 +305,10 @@ def test_apply_that_the_server_refuses_ends_with_one(applied, server: FakeServer
         ("[models.m]\n\nroutes = 1\n", "line 3: models.m.routes: unknown key 'routes': use route"),
         ("[models.m]\nroute = { 1 = 90 }\n", "line 2: models.m.route: route: split: the weights"),
         ("[models.m]\nroute = { x = 100 }\n", "line 2: models.m.route: version 'x'"),
+        (
+            "[models.m.route]\nsplit = [{ version = 3, weight = 100 }]\n",
+            "a route is a version, versions with their weights as in { 3 = 90, 4 = 10 }, or",
+        ),
         ("[models.m]\nroute = 1.0\n", "line 2: models.m.route: version 1.0"),
         ("[models.m]\nroute = true\n", "models.m.route: version True"),
         ('[models.m]\nroute = "newest"\n', "models.m.route: 'newest' is not allowed"),

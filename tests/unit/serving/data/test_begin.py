@@ -14,7 +14,7 @@ import pytest
 from models.errors import InputRefused
 from models.servable import Array
 from registry.model_settings import ModelSettings
-from serving.data.batcher import BatchLimits, Result
+from serving.data.batcher import BatchLimits
 from serving.data.call import Answer, InferCall, RequestHead
 from serving.data.request import OFF_LOOP_BYTES, Decoded
 from serving.data.response_cache import ResponseCache
@@ -313,9 +313,9 @@ async def test_whoever_wants_it_is_told_of_each_answer(plane: Plane) -> None:
     seen: list[tuple[str, int, list[float]]] = []
     inbox = Inbox()
 
-    def told(call: InferCall, served: ServedVersion, asked: Decoded, result: Result) -> None:
+    def told(call: InferCall, served: ServedVersion, asked: Decoded, arrays: list[Array]) -> None:
         assert len(inbox.answers) == 1
-        seen.append((call.model, served.version, result.arrays[0].ravel().tolist()))
+        seen.append((call.model, served.version, arrays[0].ravel().tolist()))
         assert asked.rows == 1
 
     plane.data_plane.on_answered = told

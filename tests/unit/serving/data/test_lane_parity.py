@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -15,10 +15,12 @@ import pytest
 from registry.lifecycle import State
 from serving.data.batcher import BatchLimits
 from serving.data.call import RequestHead
+from serving.data.lane import Prediction, PreparedPrediction
 from serving.metrics import layout
 from serving.metrics.page import MetricsMemory
 from serving.metrics.reading import by_code
 from serving.settings import Settings, Token
+from serving.web.exchange import Connection
 from serving.web.server import HttpServer
 from tests.unit.serving.data.rig import Plane, Served, serve, small
 from tests.unit.serving.data.wire_corpus import (
@@ -88,6 +90,33 @@ async def said(served: Served, case: Case) -> bytes:
         await connection.close()
 
 
+async def said_again(served: Served, case: Case) -> bytes:
+    """Return all that the server says to a case that is sent again after each answer."""
+    heard = b""
+    for _ in range(2):
+        connection = await served.connect()
+        try:
+            async with asyncio.timeout(30):
+                for _ in range(3):
+                    await connection.send(case.data)
+                    piece = await connection.reader.read(65536)
+                    if not piece:
+                        break
+                    heard += piece
+                await connection.send(LAST)
+                while b"x-request-id: the-last\r\n" not in heard:
+                    if not (piece := await connection.reader.read(65536)):
+                        heard += b"<closed>"
+                        break
+                    heard += piece
+        except ConnectionError:
+            heard += b"<reset>"
+        finally:
+            await connection.close()
+        heard = heard.replace(b"x-request-id: the-last", b"x-request-id: a-last")
+    return heard
+
+
 def plain(heard: bytes) -> bytes:
     """Take out what differs from run to run: the date, and ids that the server made up."""
     heard = re.sub(rb"\ndate: [^\r]+", b"\ndate: -", heard)
@@ -112,7 +141,11 @@ def numbers(plane: Plane) -> dict[str, object]:
     }
 
 
-async def compared(settings: Settings, cases: list[Case]) -> int:
+async def compared(
+    settings: Settings,
+    cases: list[Case],
+    said: Callable[[Served, Case], Awaitable[bytes]] = said,
+) -> int:
     """Send every case to both fronts and return how many got a 200 by both."""
     answered = 0
     with planes(settings, 2) as (by_lane, by_app):
@@ -165,6 +198,26 @@ async def test_every_oddity_alone_is_answered_alike(settings: Settings) -> None:
 async def test_oddities_mixed_are_answered_alike(settings: Settings) -> None:
     """Hundreds of requests by a fixed seed, alone and behind others."""
     assert await compared(settings, generated(seed=11, count=500)) > 100
+
+
+@pytest.mark.slow
+async def test_what_comes_again_is_answered_alike(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every head comes six times, so that those that can be known are not parsed in the end."""
+    opened = 0
+    way = PreparedPrediction.open
+
+    def counted(self: PreparedPrediction, connection: Connection, body: bytes) -> Prediction:
+        nonlocal opened
+        opened += 1
+        return way(self, connection, body)
+
+    monkeypatch.setattr(PreparedPrediction, "open", counted)
+    cases = [case for case in corpus() + generated(seed=14, count=150) if not case.is_cut]
+    whole = [replace(case, piece_bytes=0) for case in cases]
+    assert await compared(settings, whole, said_again) > 80
+    assert opened > 300
 
 
 async def test_good_requests_in_pieces_are_answered_alike(settings: Settings) -> None:
