@@ -120,7 +120,9 @@ class VersionInspector:
 
         plain = inspect_version(manifest, self._objects_dir, limits(), self._cancelled)
         if manifest.runtime["name"] != "onnx":
-            return _Found(replace(plain, mode="private", mode_reason="computed by its own library"))
+            found = replace(plain, mode="private", mode_reason="computed by its own library")
+            # Another release of that library may find otherwise, and no environment names it.
+            return _Found(found, is_lasting=False)
         if choice := reason_not_to_pack(manifest.weight_bytes, plain.private_bytes):
             return _Found(replace(plain, mode=choice.mode, mode_reason=choice.text))
         is_compact = is_in_graph(manifest.weight_bytes)

@@ -264,6 +264,17 @@ class TestRemembering:
         assert (found.mode, found.graph) == ("private", digest_of(desk.child.graph))
         assert found.resident == {found.graph: 0}
 
+    def test_what_its_own_library_computes_is_inspected_at_each_load(
+        self, desk: Desk, store: Store
+    ) -> None:
+        """Nothing of it can be packed, and another release of the library is not passed over."""
+        runtime: JsonObject = {"name": "native", "library": "lightgbm", "version": "4"}
+        manifest = replace(desk.push(store), runtime=runtime)
+        for _ in range(2):
+            found = desk.inspect(store, manifest)
+            assert (found.mode, found.mode_reason) == ("private", "computed by its own library")
+        assert desk.child.tasks == ["inspect", "inspect"]
+
     @pytest.mark.parametrize("what", ["threads", "runtime", "processor"])
     def test_another_environment_packs_anew(
         self, desk: Desk, store: Store, monkeypatch: pytest.MonkeyPatch, what: str
