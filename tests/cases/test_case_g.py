@@ -299,6 +299,8 @@ async def test_g08_no_run_holds_more_rows_than_allowed(server: RunningServer) ->
 
 async def test_g10_batching_refuses_nobody_until_the_queue_is_full(server: RunningServer) -> None:
     """One after the other is always a 200; past the bound it is a 429 at once, and counted."""
+    # A run of some 200 ms: all callers are there before the second one begins.
+    server.push("busy", ballast(graphs.id32(), "x", products=240))
     async with callers(server) as client:
         for index in range(20):
             row = tensor("x", "FP32", [1, 4], own_row(index))
@@ -306,7 +308,7 @@ async def test_g10_batching_refuses_nobody_until_the_queue_is_full(server: Runni
         refused = metric(server, "ramrack_rejected_total", reason="queue_full")
         rows = QUEUE_ROWS // 2
         large = tensor("x", "FP32", [rows, 4], ROW * rows)
-        answers = await together(12, lambda _: ask(client, "echo", large))
+        answers = await together(12, lambda _: ask(client, "busy", large))
     codes = [answer.status_code for answer in answers]
     assert set(codes) == {200, 429}
     for answer in answers:
