@@ -9,8 +9,13 @@ import pytest
 
 
 def pytest_configure() -> None:
-    """A run that is ended from outside stops the servers that its fixtures started."""
+    """A run that is ended from outside stops the servers that its fixtures started.
+
+    A shell that starts a job in the background has it ignore interrupts; what tests start would
+    inherit that.
+    """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
