@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
 
 import onnx
 
@@ -19,8 +18,6 @@ from models.parity import Answer, Inputs, Parity, ParityRefused, compare
 from models.runtime.native import open_native
 from models.signature import Signature
 from registry.manifest import JsonObject, Manifest
-
-RUNTIMES: Final = ("auto", "onnx", "native")
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,6 @@ ZERO: Final = float(np.float32(1e-35))
 _CATEGORICAL: Final = 1
 _DEFAULT_LEFT: Final = 2
 _MISSING_ZERO: Final = 1
-_MISSING_NAN: Final = 2
 _MAX_CODE: Final = 2**24  # a float32 holds every whole number up to here
 
 

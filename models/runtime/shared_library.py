@@ -11,12 +11,8 @@ import functools
 import importlib.util
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
-from typing import Final
 
 from models.errors import LoadFailed
-
-# The extra of ramrack that brings each library.
-EXTRAS: Final = ("lightgbm", "xgboost", "catboost")
 
 
 def missing_advice(library: str) -> str:

@@ -14,20 +14,9 @@ import numpy as np
 
 from models.servable import Array, numpy_dtype
 from registry.errors import InvalidInput
-from registry.ident import shown
 
 LENGTH_HEADER: Final = "Inference-Header-Content-Length"
 _LENGTH: Final = struct.Struct("<I")
-
-
-def parse_json_length(text: str, body_bytes: int) -> int:
-    """Return the value of the length header, or raise InvalidInput."""
-    if not (text.isascii() and text.isdigit() and len(text) < 20) or int(text) > body_bytes:
-        raise InvalidInput(
-            f"header {LENGTH_HEADER}: {shown(text)} is not allowed: use an integer from 0 to the "
-            f"size of the body, {body_bytes} bytes"
-        )
-    return int(text)
 
 
 def from_bytes(data: memoryview, datatype: str, count: int, where: str) -> Array:

@@ -21,8 +21,6 @@ from serving.codec.parse import kind_of, parse_object, shown_json
 
 _SHARED_MEMORY: Final = "shared_memory_region"
 _MAX_COUNT: Final = 2**63 - 1
-# Stands in for a datatype's item size where the bytes of an element are not fixed.
-_POINTER_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,10 +163,6 @@ class StateWriter:
         """
         await self._exclusively(self._announce())
 
-    def republish(self) -> None:
-        """Publish the present state again, as it is."""
-        self.fleet.publish(self.target())
-
     def target(self) -> Target:
         """Return what every worker shall make true now."""
         state = self.state
