@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import signal
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests import graphs
-from tests.cases.rig import ROW, metric, steady_traffic
+from tests.cases.rig import ROW, metric, steady_traffic, tensor
 from tests.process.server import RunningServer, infer_body, running_server, wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -198,3 +200,39 @@ def test_e13_requests_of_a_killed_worker_end(server: RunningServer) -> None:
         assert {read_end(client) for client in clients} <= {b"", b"HTTP/1.1 503"}
         server.wait_until_ready()
         assert server.infer("witness", [ROW]).status_code == 200
+
+
+class ClosedLoop:
+    """A client that asks on one connection without a pause, for as long as the server keeps it."""
+
+    def __init__(self, server: RunningServer, body: bytes) -> None:
+        self.connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=90)
+        self.body = body
+        self.statuses: list[int] = []
+
+    def run(self) -> None:
+        self.connection.connect()
+        is_last = False
+        while not is_last:
+            self.connection.request("POST", "/v2/models/slow/infer", self.body)
+            with self.connection.getresponse() as answer:
+                json.loads(answer.read())
+                self.statuses.append(answer.status)
+                is_last = answer.getheader("connection") == "close"
+
+
+def test_e08_a_stop_answers_what_was_sent(tmp_path: Path) -> None:
+    """Clients that never pause get a whole answer to each request, and are told of the last one."""
+    body = json.dumps({"inputs": [tensor("X", "FP32", [1, 1], [1.0])]}).encode()
+    with running_server(tmp_path, workers=2) as server:
+        server.push("slow", graphs.slow(k=10, width=256))
+        loops = [ClosedLoop(server, body) for _ in range(16)]
+        with ThreadPoolExecutor(len(loops)) as threads:
+            clients = [threads.submit(loop.run) for loop in loops]
+            wait_until(lambda: all(loop.statuses for loop in loops), 60, "each has an answer")
+            server.signal(signal.SIGTERM)
+            # It raises what the client met: a reset, or an end without an answer.
+            for client in clients:
+                client.result(timeout=120)
+        assert server.wait() == 0
+    assert {status for loop in loops for status in loop.statuses} <= {200, 503}
