@@ -106,9 +106,14 @@ class Files:
         return status.f_bavail * status.f_frsize
 
 
+def is_no_room(error: OSError) -> bool:
+    """Tell whether the disk is full, or a quota of it."""
+    return error.errno in _NO_ROOM
+
+
 def planned_error(error: OSError, action: str) -> StoreFull | StoreFailed:
     """Return what the user is told of ``error``; it names no path of the machine."""
-    if error.errno in _NO_ROOM:
+    if is_no_room(error):
         return StoreFull(
             f"no room on the store's disk to {action}: remove versions and run gc, "
             "or give the disk more space"

@@ -40,10 +40,11 @@ _HARMLESS: Final = frozenset({LOCK_FILE, TEMPORARY_DIR, "lost+found"})
 
 
 class StoreLock:
-    """The exclusive right to a store, until ``close`` or the end of the process."""
+    """The exclusive right to a store or a backup, until ``close`` or the end of the process."""
 
-    def __init__(self, root: Path) -> None:
-        with disk_errors("open the lock of the store"):
+    def __init__(self, root: Path, what: str = "store") -> None:
+        self._what = what
+        with disk_errors(f"open the lock of the {what}"):
             self._descriptor = os.open(
                 root / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
             )
@@ -54,16 +55,20 @@ class StoreLock:
             raise
 
     def _take(self) -> None:
-        with disk_errors("lock the store"):
+        with disk_errors(f"lock the {self._what}"):
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 holder = (
                     os.pread(self._descriptor, _HOLDER_BYTES, 0).decode("ascii", "replace").strip()
                 )
-                raise StoreLocked(
-                    f"the store is in use by process {holder or 'unknown'}: "
+                way_out = (
                     "stop that server, or use another --store"
+                    if self._what == "store"
+                    else "wait until it has ended"
+                )
+                raise StoreLocked(
+                    f"the {self._what} is in use by process {holder or 'unknown'}: {way_out}"
                 ) from error
             # Only for the message above; a full disk must not keep a server from its start.
             with suppress(OSError):

@@ -31,6 +31,7 @@ from serving.machine import Machine, read_machine
 from serving.metrics.page import MetricsMemory
 from serving.scrape import page_renderer
 from serving.settings import MIB, Settings
+from serving.thread_pool import DISK_THREADS, started_pool
 from serving.upgrade import restart_command, try_release
 from serving.web.handover import ConnectionQueue
 from serving.web.inherit import Handover, Inherited, copy_of, take_inherited
@@ -143,6 +144,7 @@ async def _serve(
     settings: Settings, inherited: Inherited, worker_command: Sequence[str]
 ) -> int | Handover:
     configure_logs(settings)
+    asyncio.get_running_loop().set_default_executor(started_pool(DISK_THREADS, "disk"))
     signals = StopSignals()
     tokens = admin_tokens(settings, os.environ)
     check_exposure(_as_reached(settings, inherited), tokens)

@@ -9,6 +9,7 @@ import typer
 
 from serving.cli import (
     apply,
+    backup,
     doctor,
     lifecycle,
     listing,
@@ -67,6 +68,8 @@ app.command("restart")(restart.restart)
 app.command("rm")(upkeep.rm)
 app.command("gc")(upkeep.gc)
 app.command("verify")(upkeep.verify)
+app.command("backup")(backup.backup)
+app.command("restore")(backup.restore)
 app.command("events")(upkeep.events)
 app.command("predict")(predict.predict)
 app.command("snippet")(snippet.snippet)
