@@ -74,6 +74,7 @@ def test_a_killed_worker_comes_back(server: RunningServer) -> None:
     # Only the replacement can answer now.
     assert answer_of(server.infer("id32", [ROW])) == ROW
     wait_until(lambda: sibling not in server.worker_pids(), 60, "the second death is noticed")
+    server.wait_until_ready()
 
 
 def test_workers_hold_little_memory_before_a_model_is_loaded(server: RunningServer) -> None:
