@@ -23,6 +23,7 @@ from registry.budget import default_budget_bytes
 from registry.errors import RegistryError, StoreFailed
 from registry.store import Store
 from serving.admin.app import create_admin_app
+from serving.admin.console.sampler import console_of
 from serving.auth import SERVER, admin_tokens, check_exposure, data_tokens
 from serving.control.control_plane import ControlPlane
 from serving.errors import ServingError, UpgradeRefused
@@ -176,8 +177,9 @@ async def _serve(
             budget_bytes=_budget_bytes(settings, machine), workers=plan.workers,
         )  # fmt: skip
         supervisor.before_respawn(control.before_respawn)
+        console = console_of(control, settings, memory)
         app = create_admin_app(
-            control, settings, tokens=tokens,
+            control, settings, tokens=tokens, console=console,
             render_metrics=page_renderer(control, supervisor, memory),
             why_held=lambda: TAKING_OVER if former.are_serving else "",
         )  # fmt: skip
@@ -185,6 +187,8 @@ async def _serve(
         stack.push_async_callback(server.drain, ADMIN_DRAIN_S)
         stack.push_async_callback(control.close)
         stack.callback(is_closing.set)
+        # Its streams would hold the drain up, and what it reads is closed next.
+        stack.callback(console.close)
         await control.start()
         supervisor.start()
         stack.push_async_callback(supervisor.stop, 0)
@@ -204,6 +208,7 @@ async def _serve(
                 [copy_of(s.fileno()) for s in sockets.data], copy_of(sockets.admin.fileno()),
                 is_lasting=inherited.is_lasting,
             )  # fmt: skip
+            console.close()
             await server.drain(ADMIN_DRAIN_S, is_lasting=True)
             await control.close()
             handover.workers, handover.queues = await supervisor.leave()

@@ -14,6 +14,9 @@ from registry.manifest import JsonObject
 from serving.admin import schema
 from serving.admin.answers import ADMIN_REASONS, ANSWER_SCHEMAS, DONE
 from serving.admin.calls import AdminCalls
+from serving.admin.console.hub import ConsoleHub
+from serving.admin.console.pages import FILES
+from serving.admin.console.sampler import console_of
 from serving.admin.guard import AdminGuard
 from serving.admin.hold import HeldChanges
 from serving.admin.request import actor_of, check_query
@@ -49,11 +52,13 @@ def create_admin_app(
     tokens: tuple[Token, ...] = (),
     render_metrics: Callable[[], bytes] = bytes,
     why_held: Callable[[], str] = str,
+    console: ConsoleHub | None = None,
 ) -> FastAPI:
     """Return the admin application.
 
     ``tokens``: see ``auth.admin_tokens``. ``render_metrics``: blocking, called in a thread.
-    ``why_held``: says why no change is taken now; nothing where changes are.
+    ``why_held``: says why no change is taken now; nothing where changes are. ``console``: what the
+    live console reads, to be closed by who made it; without one it shows no rates.
     """
     app = FastAPI(
         title="Ramrack admin plane",
@@ -63,7 +68,7 @@ def create_admin_app(
         redoc_url=None,
         redirect_slashes=False,
     )
-    calls = AdminCalls(control, settings, render_metrics)
+    calls = AdminCalls(control, settings, render_metrics, console or console_of(control, settings))
     for call in CALLS:
         app.add_api_route(
             call.path,
@@ -128,7 +133,8 @@ def _responses(call: Call) -> dict[int | str, Document]:
         if answer.schema:
             found[answer.status] = json_of(schema_ref(answer.schema), described)
         elif answer.media:
-            content = {answer.media.partition(";")[0]: {"schema": {"type": "string"}}}
+            kinds = [kind.partition(";")[0] for kind in answer.media.split(", ")]
+            content = {kind: {"schema": {"type": "string"}} for kind in kinds}
             found[answer.status]["content"] = content
     return found
 
@@ -139,4 +145,5 @@ _PATH_SCHEMAS: Final[dict[str, JsonObject]] = {
     "alias": {"type": "string", "pattern": f"^{ALIAS_PATTERN}$"},
     "digest": {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"},
     "id": {"type": "string"},
+    "file": {"type": "string", "enum": [*sorted(FILES)]},
 }

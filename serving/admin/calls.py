@@ -9,12 +9,16 @@ from contextlib import aclosing
 from typing import Final
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 
 from models.signature import parse_signature
 from registry.errors import InvalidInput, MissingObjects, NotFound, OverBudget
 from registry.ident import check_digest, shown
 from registry.manifest import Json, JsonObject, parse_manifest
+from serving.admin.console.hub import ConsoleHub
+from serving.admin.console.pages import INDEX
+from serving.admin.console.pages import page as console_page
+from serving.admin.console.stream import ConsoleStream
 from serving.admin.request import (
     actor_of,
     chunks_in,
@@ -40,23 +44,23 @@ UPLOAD_CHUNK_BYTES: Final = 1 << 20
 MAX_EVENTS: Final = 1000
 METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _MAX_SEQ: Final = 2**53 - 1
-_PAGE: Final = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Ramrack</title>
-</head><body><h1>Ramrack</h1><p>This is the admin plane.</p><ul>
-<li><a href="/docs">API documentation</a></li><li><a href="/admin/v1/models">Models</a></li>
-<li><a href="/admin/v1/memory">Memory</a></li><li><a href="/admin/v1/workers">Workers</a></li>
-<li><a href="/admin/v1/events">Events</a></li><li><a href="/metrics">Metrics</a></li>
-</ul></body></html>
-"""
+# Enough for a day of looks; no limit is what a console asks for.
+MAX_LOOKS: Final = 100_000
 
 
 class AdminCalls(TrafficCalls):
     """One method a call; planned errors are raised and answered further out."""
 
     def __init__(
-        self, control: ControlPlane, settings: Settings, render_metrics: Callable[[], bytes]
+        self,
+        control: ControlPlane,
+        settings: Settings,
+        render_metrics: Callable[[], bytes],
+        console: ConsoleHub,
     ) -> None:
         super().__init__(control.traffic, settings.body_timeout_s)
         self._control = control
+        self._console = console
         self._views = AdminViews(control, settings)
         self._render_metrics = render_metrics
 
@@ -253,9 +257,22 @@ class AdminCalls(TrafficCalls):
         page = await asyncio.to_thread(self._render_metrics)
         return PlainTextResponse(page, media_type=METRICS_TYPE)
 
+    # The live console
+
     async def page(self, _: Request) -> Response:
-        """Return a page for people, with links."""
-        return HTMLResponse(_PAGE)
+        """Return the live console, a page for people; it asks for a token where one is needed."""
+        return console_page(INDEX)
+
+    async def console_file(self, request: Request) -> Response:
+        """Return a script or style of the live console."""
+        return console_page(request.path_params["file"])
+
+    async def console_stream(self, request: Request) -> Response:
+        """Send what the console shows, and once a second what changed, as server-sent events."""
+        limit = whole_in(request, "limit", 0, 0, MAX_LOOKS)
+        actor = actor_of(request)
+        scopes: list[Json] = [*sorted(actor.scopes)]
+        return ConsoleStream(self._console, {"who": actor.name, "scopes": scopes}, limit)
 
     async def _triton_parameters(self, request: Request) -> None:
         body = await object_in(request, self._body_timeout_s, ("parameters",))

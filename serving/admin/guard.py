@@ -19,6 +19,8 @@ from serving.errors import Forbidden, ServingError
 from serving.web.common import error_response
 
 HEALTH_PATHS: Final = frozenset({"/v2/health/live", "/v2/health/ready"})
+# The console's own files say nothing of the server: what they show, they ask for with a token.
+CONSOLE_PREFIX: Final = "/console/"
 # Pages that the framework serves, where no route declares a scope.
 READ_PREFIXES: Final = ("/docs", "/openapi.json")
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -54,7 +56,7 @@ class AdminGuard:
         state = scope.setdefault("state", {})
         client = scope.get("client")
         address = str(client[0]) if client else ""
-        if scope["path"] in HEALTH_PATHS:
+        if _is_open(scope):
             # Probes carry no token, and a probe that sends a wrong one still learns of health.
             return
         actor = self._authenticator.actor(headers.get("authorization"), address)
@@ -72,6 +74,13 @@ class AdminGuard:
         raise Forbidden(
             f"Host {shown(value)} is not an address of this server: add its name to admin_hosts"
         )
+
+
+def _is_open(scope: Scope) -> bool:
+    path = scope["path"]
+    return path in HEALTH_PATHS or (
+        scope["method"] == "GET" and (path == "/" or path.startswith(CONSOLE_PREFIX))
+    )
 
 
 def host_of(value: str) -> str:

@@ -14,6 +14,8 @@ from starlette.responses import Response
 
 from serving.admin import schema
 from serving.admin.calls import METRICS_TYPE, AdminCalls
+from serving.admin.console.pages import TYPES
+from serving.admin.console.stream import EVENTS_TYPE
 from serving.admin.schema import Body
 
 MODEL: Final = "/admin/v1/models/{model:name}"
@@ -23,9 +25,9 @@ Handler = Callable[[AdminCalls, Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A good answer: its status, the name of its schema if it is JSON, else its media type.
+    """A good answer: its status, the name of its schema if it is JSON, else its media types.
 
-    Without either it has no body.
+    Without either it has no body. ``media``: several are parted by a comma and a space.
     """
 
     status: int
@@ -142,6 +144,10 @@ CALLS: Final = (
          (Answer(200, "Ready"), Answer(503, "NotReady")), query=None),
     Call("GET", "/metrics", "read", AdminCalls.metrics, (Answer(200, media=METRICS_TYPE),),
          query=None),
-    Call("GET", "/", "read", AdminCalls.page, (Answer(200, media="text/html; charset=utf-8"),),
-         query=None),
+    Call("GET", "/", "", AdminCalls.page, (Answer(200, media="text/html; charset=utf-8"),),
+         (403,), query=None),
+    Call("GET", "/console/{file:name}", "", AdminCalls.console_file,
+         (Answer(200, media=", ".join(TYPES.values())),), (403, 404), query=None),
+    Call("GET", "/admin/v1/console/stream", "read", AdminCalls.console_stream,
+         (Answer(200, media=EVENTS_TYPE),), (429, 503), query=("limit",)),
 )  # fmt: skip

@@ -11,6 +11,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 from registry.errors import NotFound
@@ -136,3 +137,8 @@ class Operations:
     def under_way(self) -> tuple[Operation, ...]:
         """Return all that have not ended, oldest first."""
         return tuple(self._running.values())
+
+    def latest(self, count: int) -> list[Operation]:
+        """Return all under way and the last that ended, newest first, at most ``count``."""
+        ended = islice(reversed(self._finished.values()), count)
+        return [*reversed(self._running.values()), *ended][:count]

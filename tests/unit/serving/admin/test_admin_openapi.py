@@ -78,7 +78,8 @@ async def test_each_operation_answers_what_its_schema_says(world, client):
     await good("POST", "/v2/repository/index")
     await good("POST", "/v2/repository/models/m/unload")
     await good("POST", "/v2/repository/models/m/load")
-    for path in ("/v2/health/live", "/v2/health/ready", "/metrics", "/"):
+    await good("GET", "/admin/v1/console/stream?limit=1")
+    for path in ("/v2/health/live", "/v2/health/ready", "/metrics", "/", "/console/main.js"):
         await good("GET", path)
 
     assert reached == {op["operationId"] for op in operations(document).values()}

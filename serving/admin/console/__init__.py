@@ -1,0 +1,1 @@
+"""The live console: a page for people, and the stream that keeps it up to date."""
