@@ -118,6 +118,8 @@ def graph_answer(model: onnx.ModelProto | Path, chunk_rows: int = _CHUNK_ROWS) -
             except Exception as error:
                 reason = clean(str(error))
                 raise ConversionRefused(f"the converted graph fails to run: {reason}") from error
+        if len(parts) == 1:  # a scalar among them cannot be joined
+            return dict(zip(names, parts[0], strict=True))
         return {name: np.concatenate([p[i] for p in parts]) for i, name in enumerate(names)}
 
     return answer

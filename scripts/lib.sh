@@ -53,6 +53,49 @@ _install() {
         --no-deps --no-build-isolation --editable .
 }
 
+# _install_beside ENV REQUIREMENT...: an environment that has all of .venv, and these too.
+_install_beside() {
+    local env="$1" purelib
+    shift
+    purelib='import sysconfig; print(sysconfig.get_path("purelib"))'
+    .venv/bin/python -m venv --without-pip --clear "$env"
+    { .venv/bin/python -c "$purelib" && pwd; } >"$("$env/bin/python" -c "$purelib")/base.pth"
+    printf '#!/bin/sh\nexec "%s/bin/python" -m serving.cli "$@"\n' "$PWD/$env" >"$env/bin/ramrack"
+    chmod +x "$env/bin/ramrack"
+    .venv/bin/python -m pip --python "$env/bin/python" --disable-pip-version-check --quiet \
+        install "$@"
+}
+
+# make_framework_env NAME ENV REQUIREMENT...: the same, unless it is there already.
+make_framework_env() {
+    local name="$1" env="$2" wanted
+    shift 2
+    wanted="$* $(cat .venv/.installed)"
+    if [ "$(cat "$env/.installed" 2>/dev/null)" = "$wanted" ]; then
+        return
+    fi
+    step "install $name into $env (once; a minute or more)" _install_beside "$env" "$@"
+    echo "$wanted" >"$env/.installed"
+}
+
+# The build for CPUs, by its full version: any other is gigabytes larger.
+_TORCH="torch==2.13.0+cpu"
+
+make_torch_env() {
+    make_framework_env PyTorch .venv-torch "$_TORCH" onnxscript==0.7.2 \
+        "polars>=1.30" "optuna>=4.4"  # for the recipes
+}
+
+# Whether a package index here has that build.
+has_torch_build() {
+    .venv/bin/python -m pip --disable-pip-version-check --quiet install --dry-run --no-deps \
+        "$_TORCH" >/dev/null 2>&1
+}
+
+make_tensorflow_env() {
+    make_framework_env TensorFlow .venv-tf tensorflow-cpu==2.21.0 tf2onnx==1.17.0
+}
+
 # Make .venv from the lock file; nothing happens where that is done already.
 make_env() {
     local stamp=.venv/.installed wanted

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from models.convert.detect import FORMATS, detect_format
+from models.convert.detect import FORMATS, NETWORKS, RUN_CODE, detect_format
 from models.convert.sample import Sample, read_sample
 from models.errors import ConversionRefused
 from models.package import CHUNK_BYTES, Package
@@ -38,6 +38,7 @@ _MAX_TEXT_BYTES: Final = 2**31 - 1
 _HARMLESS_SUFFIXES: Final = frozenset(
     {".csv", ".json", ".npy", ".npz", ".onnx", ".parquet", ".pb", ".txt"}
 )
+_FOUND_IN_NETWORKS: Final = frozenset(kind for kinds in NETWORKS.values() for kind in kinds)
 _BOOSTERS: Final = ("lightgbm", "xgboost", "catboost")
 _SKLEARN: Final = ("sklearn", "imblearn")
 _EXTRAS: Final = {
@@ -48,6 +49,11 @@ _EXTRAS: Final = {
     "skl2onnx": ("skl2onnx", "sklearn"),
     "pandas": ("pandas", "sklearn"),
     "joblib": ("joblib", "sklearn"),
+    "torch": ("torch", "torch"),
+    "onnxscript": ("onnxscript", "torch"),
+    "tensorflow": ("tensorflow", "tensorflow"),
+    "keras": ("keras", "tensorflow"),
+    "tf2onnx": ("tf2onnx", "tensorflow"),
 }
 
 
@@ -59,8 +65,9 @@ class ConvertOptions:
     ``runtime``: "onnx" or "native", or "auto" for the first of them that answers as the library.
     ``tolerance``: largest allowed ``|difference| / max(1, |native|)``; None is DEFAULT_TOLERANCE,
     and with ``quantize`` what that mode may lose. ``quantize``: a mode of models.convert.quantize,
-    which leaves no runtime but "onnx"; the smaller weights are written into ``folder``, which must
-    stay until they have been sent.
+    which leaves no runtime but "onnx". ``folder``: smaller weights and the graphs of networks are
+    written into it; it must stay until they have been sent. ``is_code_trusted``: whether Lambda
+    layers in a file of Keras, which are Python code, may be run.
     """
 
     format: str = "auto"
@@ -70,6 +77,7 @@ class ConvertOptions:
     quantize: str | None = None
     folder: Path | None = None
     runtime: str = "auto"
+    is_code_trusted: bool = False
 
 
 def convert(
@@ -81,9 +89,9 @@ def convert(
 ) -> Package:
     """Return what a push of this file sends, with the parity of a conversion proven and recorded.
 
-    A pickle is opened, which runs code that it brings along: ``before_pickle`` is called just
-    before that. Never call this in a server. Raises ConversionRefused. Nothing is written anywhere
-    but into ``options.folder``.
+    A pickle and most networks are opened by running code that they bring along: ``before_pickle``
+    is called just before that. Never call this in a server. Raises ConversionRefused. Nothing is
+    written anywhere but into ``options.folder``.
     """
     import onnx
 
@@ -103,6 +111,9 @@ def convert(
     tolerance = options.tolerance
     if tolerance is None or request is not None:
         tolerance = DEFAULT_TOLERANCE
+    if found in _FOUND_IN_NETWORKS:
+        graph, about = _convert_network(path, found, options, tolerance, before_pickle)
+        return _package(name, graph, about, request, sample)
     if request is not None:  # smaller weights are weights of a graph
         options = replace(options, runtime="onnx")
     if found == "pickle":
@@ -125,6 +136,36 @@ def convert(
         return package_native(name, conversion.model, parity, source, options.meta)
     about = About(signature=conversion.signature, parity=parity, source=source, meta=options.meta)
     return _package(name, conversion.model, about, request, sample)
+
+
+def _convert_network(
+    path: Path,
+    found: str,
+    options: ConvertOptions,
+    tolerance: float,
+    before_pickle: Callable[[], None] | None,
+) -> tuple[Path, About]:
+    from models.convert.networks import NEEDED, Order, convert_network, library_of
+    from models.convert.onnx_file import About
+
+    if options.runtime == "native":
+        raise ConversionRefused(f"--runtime native: {library_of(found)} is not served, graphs are")
+    if options.folder is None:
+        raise ConversionRefused(f"{shown(path.name)}: there is no folder to write the graph into")
+    for module in NEEDED[library_of(found)]:
+        _need(module)
+    if before_pickle is not None and (found in RUN_CODE or options.is_code_trusted):
+        before_pickle()
+    order = Order(path, found, options.sample, options.folder, options.is_code_trusted)
+    network = convert_network(order, tolerance)
+    source: JsonObject = {
+        "framework": network.framework,
+        "libraries": network.libraries,
+        "file": path.name,
+        "file_digest": _digest(path),
+    }
+    about = About(network.signature, network.parity, source, options.meta)
+    return network.graph, about
 
 
 def _smaller(options: ConvertOptions) -> Request | None:
@@ -191,14 +232,15 @@ def _format(path: Path, wanted: str) -> str:
             f"format {shown(wanted)} is not supported: use one of {', '.join(FORMATS)}"
         )
     found = detect_format(path)
-    fits = {"onnx": ("onnx",), "sklearn": ("pickle",)} | {
+    fits = {"onnx": ("onnx",), "sklearn": ("pickle",)} | NETWORKS | {
         family: (family, "pickle") for family in _BOOSTERS
-    }
+    }  # fmt: skip
     if wanted != "auto" and found not in fits[wanted]:
         raise ConversionRefused(f"{shown(path.name)} is {found}, not {wanted}: use --format auto")
-    if found == "pickle" and wanted == "auto" and path.suffix.lower() in _HARMLESS_SUFFIXES:
+    if found in RUN_CODE and wanted == "auto" and path.suffix.lower() in _HARMLESS_SUFFIXES:
+        kind = "a Python pickle" if found == "pickle" else f"a {found} model"
         raise ConversionRefused(
-            f"{shown(path.name)} is a Python pickle although its name says otherwise; opening one "
+            f"{shown(path.name)} is {kind} although its name says otherwise; opening one "
             "runs code that it brings along: if you trust it, use --format with the library's name"
         )
     return found
@@ -301,7 +343,13 @@ def _advice(module: str) -> str:
 
 
 def _digest(path: Path) -> str:
+    """Return the digest of a file, or of the names and digests of all files of a folder."""
     hasher = hashlib.sha256()
+    if path.is_dir():
+        for inner in sorted(path.rglob("*")):
+            if inner.is_file():
+                hasher.update(f"{inner.relative_to(path)}\0{_digest(inner)}\n".encode())
+        return "sha256:" + hasher.hexdigest()
     with path.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):
             hasher.update(chunk)

@@ -7,30 +7,32 @@ import zlib
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
+from models.convert.archive import ArchiveFormat, archive_format
 from models.errors import ConversionRefused
 from registry.ident import shown
 
-Format: TypeAlias = Literal["onnx", "lightgbm", "xgboost", "catboost", "pickle"]
-FORMATS: Final = ("auto", "onnx", "lightgbm", "xgboost", "catboost", "sklearn")
+Format: TypeAlias = (
+    Literal["onnx", "lightgbm", "xgboost", "catboost", "pickle", "savedmodel"] | ArchiveFormat
+)
+FORMATS: Final = ("auto", "onnx", "lightgbm", "xgboost", "catboost", "sklearn", "torch", "keras")
+# What is found in files of each library of networks.
+NETWORKS: Final = {"torch": ("torchscript", "pt2"), "keras": ("keras", "savedmodel")}
+# Opening these runs code that they bring along.
+RUN_CODE: Final = frozenset({"pickle", "torchscript", "pt2", "savedmodel"})
 
 # What a refusal says can be pushed instead.
 PUSHABLE: Final = (
-    "push ONNX, a LightGBM text model, XGBoost JSON or UBJSON, a CatBoost .cbm, or a pickle or "
-    "joblib file of a model of these libraries or scikit-learn"
+    "push ONNX, a LightGBM text model, XGBoost JSON or UBJSON, a CatBoost .cbm, a PyTorch .pt2 or "
+    "TorchScript file, a Keras model, a TensorFlow SavedModel, or a pickle or joblib file of a "
+    "model of these libraries or scikit-learn"
 )
 _HEAD_BYTES: Final = 4096
 _TEXT_CONTROLS: Final = frozenset("\t\n\r\f")
 # Text that stands where a model should be; its reader says what went wrong.
 _FAILED_DOWNLOADS: Final = (b"version https://git-lfs", b"<")
 _LIGHTGBM_HEAD: Final = (b"tree\n", b"tree\r\n")
-_NOT_YET: Final = ((b"\x89HDF\r\n\x1a\n", "a Keras HDF5 model"),)
+_HDF5_HEAD: Final = b"\x89HDF\r\n\x1a\n"
 _NOT_YET_SUFFIXES: Final = {
-    ".h5": "a Keras HDF5 model",
-    ".keras": "a Keras model",
-    ".pt": "a PyTorch model",
-    ".pt2": "a PyTorch model",
-    ".pth": "a PyTorch model",
-    ".ts": "a TorchScript model",
     ".safetensors": "a file of weights without a model",
     ".gguf": "a GGUF model",
 }
@@ -42,7 +44,7 @@ _COMPRESSED: Final = (b"\x1f\x8b", b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78
 def detect_format(path: Path) -> Format:
     """Return the format of a model file, or raise ConversionRefused saying what it is instead."""
     if path.is_dir():
-        raise ConversionRefused(_directory(path))
+        return _directory(path)
     if not path.is_file():
         raise ConversionRefused(f"{shown(path.name)}: there is no such file")
     with path.open("rb") as file:
@@ -56,11 +58,9 @@ def detect_format(path: Path) -> Format:
     if is_pickle_head(head):
         return "pickle"
     if head.startswith(b"PK\x03\x04"):
-        kind = _NOT_YET_SUFFIXES.get(path.suffix.lower(), "a zip archive (PyTorch, Keras or NumPy)")
-        raise ConversionRefused(_not_supported(path, kind))
-    for start, kind in _NOT_YET:
-        if head.startswith(start):
-            raise ConversionRefused(_not_supported(path, kind))
+        return archive_format(path)
+    if head.startswith(_HDF5_HEAD):
+        return "keras"
     if head.lstrip().startswith(b"{"):
         # XGBoost writes JSON, or UBJSON, which starts with the same brace.
         if b"learner" in head:
@@ -111,11 +111,9 @@ def _is_text(head: bytes) -> bool:
     return all(character >= " " or character in _TEXT_CONTROLS for character in text)
 
 
-def _directory(path: Path) -> str:
+def _directory(path: Path) -> Format:
     if (path / "MLmodel").is_file():
-        kind = "an MLflow folder"
-    elif (path / "saved_model.pb").is_file():
-        kind = "a TensorFlow SavedModel"
-    else:
-        return f"{shown(path.name)} is a folder, not a file: {PUSHABLE}"
-    return _not_supported(path, kind)
+        raise ConversionRefused(_not_supported(path, "an MLflow folder"))
+    if (path / "saved_model.pb").is_file():
+        return "savedmodel"
+    raise ConversionRefused(f"{shown(path.name)} is a folder without a model: {PUSHABLE}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -15,9 +16,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from models.convert import ConvertOptions
-from models.convert.detect import detect_format
+from models.convert.detect import RUN_CODE, detect_format
 from models.errors import ConversionRefused
-from models.package import BytesObject, Package
+from models.package import BytesObject, FileSlice, ObjectSource, Package
 from registry.ident import digest_hex, shown
 from registry.manifest import parse_manifest
 
@@ -48,7 +49,7 @@ def convert_elsewhere(
     Raises ConversionRefused, also where that environment lacks something, naming it.
     """
     _check(python)
-    if before_pickle is not None and detect_format(path) == "pickle":
+    if before_pickle is not None and detect_format(path) in RUN_CODE:
         before_pickle()
     with tempfile.TemporaryDirectory(prefix="ramrack-convert-") as text:
         folder = Path(text)
@@ -66,12 +67,13 @@ def convert_elsewhere(
             "quantize": options.quantize,
             "folder": str(options.folder.resolve()) if options.folder is not None else None,
             "meta": options.meta,
+            "is_code_trusted": options.is_code_trusted,
         }
         (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
         done = _run(
             [str(python), "-m", "models.convert.elsewhere_child", str(folder)], folder / "code"
         )
-        return _package(python, folder, done)
+        return _package(python, folder, done, options.folder)
 
 
 def _check(python: Path) -> None:
@@ -112,7 +114,10 @@ def _run(
         raise ConversionRefused(f"--python {shown(command[0])}: {reason}") from error
 
 
-def _package(python: Path, folder: Path, done: subprocess.CompletedProcess[str]) -> Package:
+def _package(
+    python: Path, folder: Path, done: subprocess.CompletedProcess[str], kept: Path | None
+) -> Package:
+    """Return what the child made; its objects move to ``kept``, or into memory without one."""
     try:
         answer: dict[str, Any] = json.loads((folder / "answer.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -123,9 +128,15 @@ def _package(python: Path, folder: Path, done: subprocess.CompletedProcess[str])
     if "refused" in answer:
         raise ConversionRefused(str(answer["refused"]))
     manifest = parse_manifest(answer["manifest"])
-    objects = []
+    objects: list[ObjectSource] = []
     for digest in answer["objects"]:
-        found = BytesObject.of((folder / "objects" / digest_hex(digest)).read_bytes())
+        path = folder / "objects" / digest_hex(digest)
+        found: ObjectSource
+        if kept is None:
+            found = BytesObject.of(path.read_bytes())
+        else:
+            path = Path(shutil.move(path, kept))
+            found = FileSlice.of(path, 0, path.stat().st_size)
         if found.digest != digest:
             raise ConversionRefused(f"--python {shown(str(python))}: object {digest} is damaged")
         objects.append(found)

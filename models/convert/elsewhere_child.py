@@ -28,6 +28,7 @@ def main() -> int:
         quantize=request["quantize"],
         folder=Path(request["folder"]) if request["folder"] is not None else None,
         meta=request["meta"],
+        is_code_trusted=request["is_code_trusted"],
     )
     answer: JsonObject
     try:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -68,14 +67,17 @@ class _Stage:
 def push(
     name: Name,
     path: Annotated[
-        Path, typer.Argument(metavar="FILE", exists=True, help="The model, as one file.")
+        Path,
+        typer.Argument(
+            metavar="FILE", exists=True, help="The model: a file, or a SavedModel folder.",
+        ),
     ],
     *,
     format_name: Annotated[
         str,
         typer.Option(
             "--format", metavar="FORMAT", parser=_format_name,
-            help="auto, onnx, lightgbm, xgboost, catboost or sklearn.",
+            help="auto, onnx, lightgbm, xgboost, catboost, sklearn, torch or keras.",
         ),
     ] = "auto",
     runtime: Annotated[
@@ -115,6 +117,12 @@ def push(
             help="Convert with this interpreter: its libraries are those that saved the model.",
         ),
     ] = None,
+    is_code_trusted: Annotated[
+        bool,
+        typer.Option(
+            "--trust-code", help="Run code in the file: Lambda layers of Keras, which are Python.",
+        ),
+    ] = False,
     meta: Annotated[
         list[str] | None,
         typer.Option("--meta", metavar="KEY=VALUE", help="Kept with the version; may be repeated."),
@@ -143,13 +151,14 @@ def push(
     with (
         INTERRUPT.told(lambda: f"stopped, {stage.done}"),
         admin_client(admin_url) as client,
-        _staging(quantize) as folder,
+        tempfile.TemporaryDirectory(prefix="ramrack-push-") as folder,
     ):
         # Before a conversion of minutes, and with a clear reason if it would be in vain.
         client.check_push()
         package = _convert(name, path, ConvertOptions(
             format=format_name, sample=sample, tolerance=tolerance, meta=metadata,
-            runtime=runtime, quantize=quantize, folder=folder,
+            runtime=runtime, quantize=quantize, folder=Path(folder),
+            is_code_trusted=is_code_trusted,
         ), python)  # fmt: skip
         result = _send(client, package, reason, stage)
         if not as_json:
@@ -179,16 +188,6 @@ def _check_file(path: Path) -> None:
     from models.convert.detect import detect_format
 
     detect_format(path)
-
-
-@contextmanager
-def _staging(quantize: str | None) -> Iterator[Path | None]:
-    """Give a folder for smaller weights, which must stay until they have been sent."""
-    if quantize is None:
-        yield None
-        return
-    with tempfile.TemporaryDirectory(prefix="ramrack-quantize-") as folder:
-        yield Path(folder)
 
 
 def _convert(name: str, path: Path, options: ConvertOptions, python: Path | None) -> Package:
@@ -264,6 +263,9 @@ def _print_result(package: Package, result: PushResult) -> None:
     if parity and not isinstance(quantized, dict):
         print(f"parity with the native library: largest difference "
               f"{_difference(parity)} on {rows}")  # fmt: skip
+    if isinstance(odd := parity.get("non_finite"), dict) and odd.get("rows_differing"):
+        note(f"note: {odd['rows_differing']} of {count_text(odd.get('rows'), 'row')} with NaN, "
+             "infinity or overflow are answered otherwise than by the library")  # fmt: skip
     was = "new version" if result.created else "the same content is there as version"
     print(f"{was} {result.version} ({result.digest})")
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gzip
 import importlib
+import importlib.util
+import io
 import os
 import pickle
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import onnx
@@ -96,15 +99,81 @@ def test_an_onnx_file_passes_unchanged(tmp_path):
     assert manifest.meta == {"run": "7"}
 
 
+def zipped(*names):
+    """Return an archive of empty members."""
+    held = io.BytesIO()
+    with zipfile.ZipFile(held, "w") as archive:
+        for name in names:
+            archive.writestr(name, b"")
+    return held.getvalue()
+
+
+NETWORK_FILES = {
+    "m.pt2": ("pt2", zipped("m/models/model.json", "m/archive_format"), "torch", "torch"),
+    "m.pth": ("torchscript", zipped("m/code/a.py", "m/constants.pkl", "m/data.pkl"),
+              "torch", "torch"),
+    "m.zip": ("keras", zipped("config.json", "metadata.json"), "tensorflow", "tensorflow"),
+    "m.h5": ("keras", b"\x89HDF\r\n\x1a\n....", "tensorflow", "tensorflow"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NETWORK_FILES)
+def test_networks_are_known_by_what_is_in_them(tmp_path, name, monkeypatch):
+    """The archive says which library wrote it; without that, the one command to type is said."""
+    found, content, module, extra = NETWORK_FILES[name]
+    path = tmp_path / name
+    path.write_bytes(content)
+    assert detect_format(path) == found
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(ConversionRefused) as caught:
+        convert("m", path, ConvertOptions(folder=tmp_path))
+    assert str(caught.value) == (
+        f"the Python module {module!r} is missing: type `pip install 'ramrack[{extra}]'`"
+    )
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_saved_model_is_known_by_its_folder(tmp_path):
+    """A folder is a model where TensorFlow wrote one."""
+    (tmp_path / "saved_model.pb").write_bytes(b"")
+    assert detect_format(tmp_path) == "savedmodel"
+    with pytest.raises(ConversionRefused, match="is savedmodel, not torch"):
+        convert("m", tmp_path, ConvertOptions(format="torch"))
+
+
+def test_f08_a_program_under_a_harmless_name_is_not_opened(tmp_path):
+    """TorchScript runs code too: under the name of another format it has to be asked for."""
+    path = tmp_path / "m.onnx"
+    path.write_bytes(NETWORK_FILES["m.pth"][1])
+    with pytest.raises(ConversionRefused, match="a torchscript model although its name says other"):
+        convert("m", path, ConvertOptions(folder=tmp_path))
+
+
+def test_an_archive_that_lost_its_end_is_not_taken_for_one_of_its_members(tmp_path):
+    """A cut archive may end with a whole one inside it, whose directory a reader then finds."""
+    held = io.BytesIO()
+    with zipfile.ZipFile(held, "w") as archive:
+        archive.writestr("m/models/model.json", b"{}")
+        archive.writestr("m/inner.pt", zipped("data.pkl"))
+        archive.writestr("m/last", b"." * 100)
+    path = tmp_path / "m.pt2"
+    path.write_bytes(held.getvalue()[: held.getvalue().index(b"m/last")])
+    with pytest.raises(ConversionRefused, match="damaged or truncated"):
+        detect_format(path)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
         ("m.cbm", b"CBM1\x00\x00", "CatBoost refuses the model file"),
         ("m.json", b'{"learner":{}}', "XGBoost: the model file is damaged"),
         ("m.ubj", b"{L\x00\x00\x07learner", "XGBoost: the model file is damaged"),
-        ("m.pt2", b"PK\x03\x04....", "PyTorch model, which is not supported yet"),
-        ("m.keras", b"PK\x03\x04....", "Keras model, which is not supported yet"),
-        ("m.h5", b"\x89HDF\r\n\x1a\n", "Keras HDF5 model, which is not supported yet"),
+        ("m.pt2", b"PK\x03\x04....", "zip archive that is damaged or truncated"),
+        ("m.keras", b"PK\x03\x04....", "zip archive that is damaged or truncated"),
+        ("m.npz", zipped("a.npy"), "a file of NumPy arrays, not a model"),
+        ("m.pt", zipped("m/data.pkl", "m/data/0"), r"torch\.export\.save"),
+        ("m.pt2", zipped("m/data/aotinductor/m/m.so"), "compiled for one kind of machine"),
+        ("m.zip", zipped("readme.txt"), "but not a PyTorch or Keras model"),
         ("m.json", b"{}", "JSON document"),
         ("m.onnx", b"", "is empty"),
         ("m.onnx", b"<html>", "not an ONNX model"),
@@ -139,8 +208,7 @@ def test_foreign_and_damaged_files_are_refused_with_the_reason(tmp_path, name, c
     ("marker", "reason"),
     [
         ("MLmodel", "MLflow folder"),
-        ("saved_model.pb", "SavedModel"),
-        ("x", "a folder, not a file: push"),
+        ("x", "a folder without a model: push"),
     ],
 )
 def test_folders_are_refused_with_what_they_are(tmp_path, marker, reason):
@@ -157,7 +225,7 @@ def test_wrong_names_and_formats_are_refused(tmp_path):
     with pytest.raises(ConversionRefused, match="no such file"):
         convert("m", tmp_path / "m.onnx")
     with pytest.raises(ConversionRefused, match="use one of auto, onnx, lightgbm, xgboost"):
-        convert("m", tmp_path / "m.onnx", ConvertOptions(format="keras"))
+        convert("m", tmp_path / "m.onnx", ConvertOptions(format="spark"))
 
 
 def test_a_pickle_is_announced_just_before_it_is_opened(tmp_path):

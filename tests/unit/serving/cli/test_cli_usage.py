@@ -39,7 +39,7 @@ def ramrack(server: FakeServer, monkeypatch: pytest.MonkeyPatch, capsys, tmp_pat
         (("serve", "--threads-per-worker", ""), "--threads-per-worker: '' is not a whole number"),
         (("push", "m", "m.onnx", "--tolerance", "nan"), "'nan' is not allowed: use a number from"),
         (("push", "m", "m.onnx", "--tolerance", "-1"), "'-1' is not allowed: use a number from 0"),
-        (("push", "m", "m.onnx", "--format", "keras"), "'keras' is not one of auto, onnx"),
+        (("push", "m", "m.onnx", "--format", "spark"), "'spark' is not one of auto, onnx"),
         (("push", "m", "m.onnx", "--quantize", "int4"), "'int4' is not one of int8, int8-weights"),
         (("push", "m", "m.onnx", "--runtime", "gpu"), "'gpu' is not one of auto, onnx, native"),
         (("load", "m", "1", "--timeout", "abc"), "'abc' is not allowed: use a number from 0"),

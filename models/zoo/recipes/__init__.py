@@ -1,0 +1,1 @@
+"""Trainings to copy: from a Parquet file through a search for settings to a pushed version."""
