@@ -15,9 +15,11 @@ from models.errors import InputRefused, LoadFailed, RunFailed
 from models.graph_walk import is_external, tensors
 from models.memory import anonymous_bytes, trim
 from models.runtime import onnx as runtime
+from models.runtime.tokens import tokenizer_bytes
 from models.servable import Array
 from models.signature import Signature, parse_signature
 from models.synthetic import Run, first_inputs, make_inputs
+from models.text_form import computed_manifest
 from registry.ident import digest_hex
 from registry.manifest import JsonObject, Manifest
 
@@ -47,7 +49,8 @@ def compare(
     where ``packed_graph`` is the digest of a graph that ``pack`` or ``compact`` made, and
     ``packed_objects`` are all that it may name.
     """
-    signature = parse_signature(manifest.signature)
+    beside = tokenizer_bytes(manifest, objects_dir)
+    signature = parse_signature(computed_manifest(manifest).signature)
     plain = objects_dir / digest_hex(manifest.graph)
     runtime.prime(threads)
     forms = [_Form("private", plain, signature, threads)]
@@ -59,6 +62,8 @@ def compare(
         forms.append(_Form("packed", packed, signature, threads, is_packed=True))
     follows_rows = any(spec.shape and spec.shape[0] == -1 for spec in signature.inputs)
     _measure(forms, signature, _ROWS if follows_rows else _ROWS[:1])
+    for form in forms:
+        form.private_bytes += beside
     return {form.name: form.to_json() for form in forms}
 
 

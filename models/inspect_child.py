@@ -59,8 +59,13 @@ def _inspect(request: dict[str, Any]) -> JsonObject:
 
     manifest = parse_manifest(request["manifest"])
     objects_dir = Path(request["objects_dir"])
-    if runtime_name(manifest.runtime["name"]) == "native":
+    runtime = runtime_name(manifest.runtime["name"])
+    if runtime == "native":
         return _inspect_native(request, manifest)
+    if runtime != "onnx":
+        from models.loaded_child import prepare
+
+        prepare(manifest, int(request["threads"]))  # a library's own memory is not the version's
     graph = objects_dir / digest_hex(manifest.graph)
     _limit_memory(int(request["memory_bytes"]) + _mapped_bytes(manifest))
     try:
@@ -69,6 +74,10 @@ def _inspect(request: dict[str, Any]) -> JsonObject:
         raise LoadFailed("its graph object is not in the store") from None
     check_graph(model, manifest)
     reason, branches = reason_not_to_batch(model), has_control_flow(model)
+    if runtime != "onnx":
+        from models.loaded_child import inspect_loaded
+
+        return inspect_loaded(request, manifest, model)
     del model
     return _measure(request, manifest, graph, reason, branches)
 

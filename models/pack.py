@@ -24,6 +24,7 @@ from models.errors import LoadFailed
 from models.inspect import Limits, ask_child, check_private_bytes, inspect_version
 from models.packed_object import PackedObject, parse_packed_object
 from models.servable import Inspection, parse_inspection
+from models.text_form import engine_name, is_onnx
 from models.weight_mode import (
     MIB,
     Measured,
@@ -119,8 +120,10 @@ class VersionInspector:
             return Limits(most, max(1.0, deadline - time.monotonic()), self._threads)
 
         plain = inspect_version(manifest, self._objects_dir, limits(), self._cancelled)
-        if manifest.runtime["name"] != "onnx":
-            found = replace(plain, mode="private", mode_reason="computed by its own library")
+        if not is_onnx(manifest):
+            library = engine_name(manifest)
+            why = "computed by OpenVINO" if library == "openvino" else "computed by its own library"
+            found = replace(plain, mode="private", mode_reason=why)
             # Another release of that library may find otherwise, and no environment names it.
             return _Found(found, is_lasting=False)
         if choice := reason_not_to_pack(manifest.weight_bytes, plain.private_bytes):

@@ -21,6 +21,7 @@ from models.graph_walk import is_external, scopes, tensor_bytes, tensors
 from models.package import OBJECT_THRESHOLD_BYTES
 from models.packed_object import PackedObject, Part, digest_of, page_after
 from models.runtime import onnx as runtime
+from models.text_form import RUNTIME_NAME, parse_text_form
 from registry.ident import digest_hex
 from registry.manifest import Json, JsonObject, Manifest
 
@@ -65,6 +66,11 @@ def pack(
             if digest not in known:
                 objects[digest] = PackedObject(digest, layout.parts)
     graph_path.write_bytes(model.SerializeToString(deterministic=True))
+    if manifest.runtime.get("name") == RUNTIME_NAME:
+        # No graph names the tokenizer: it is read as it is.
+        tokenizer = parse_text_form(manifest).tokenizer
+        sizes = {entry.digest: entry.size_bytes for entry in manifest.tensors}
+        resident[tokenizer] = sizes[tokenizer]
     described: list[Json] = [item.to_json() for item in objects.values()]
     return {"objects": described, "resident": {**resident}}
 

@@ -62,7 +62,8 @@ class ConvertOptions:
     """How to convert.
 
     ``format``: one of FORMATS; "auto" looks at the file. ``sample``: rows for the parity check.
-    ``runtime``: "onnx" or "native", or "auto" for the first of them that answers as the library.
+    ``runtime``: "onnx" or "native", or "auto" for the first of them that answers as the library;
+    "openvino" for text models.
     ``tolerance``: largest allowed ``|difference| / max(1, |native|)``; None is DEFAULT_TOLERANCE,
     and with ``quantize`` what that mode may lose. ``quantize``: a mode of models.convert.quantize,
     which leaves no runtime but "onnx". ``folder``: smaller weights and the graphs of networks are
@@ -102,10 +103,19 @@ def convert(
     request = _smaller(options)
     found = _format(path, options.format)
     is_compared = found != "onnx" or request is not None
+    is_openvino = options.runtime == "openvino"
     sample = read_sample(options.sample) if options.sample is not None and is_compared else None
+    if is_openvino and (found != "text" or request is not None):
+        raise ConversionRefused("--runtime openvino computes text models, in weights of full size")
+    if found == "text":
+        from models.convert.text_push import convert_text
+
+        return convert_text(name, path, options, request, sample)
     if found == "onnx":
         if options.runtime == "native":
-            raise ConversionRefused(f"{shown(path.name)}: an ONNX file has no runtime but onnx")
+            raise ConversionRefused(
+                f"{shown(path.name)}: an ONNX file has no runtime but onnx and openvino"
+            )
         about = About(source={"file": path.name}, meta=options.meta)
         return _package(name, path, about, request, sample)
     tolerance = options.tolerance
@@ -232,7 +242,7 @@ def _format(path: Path, wanted: str) -> str:
             f"format {shown(wanted)} is not supported: use one of {', '.join(FORMATS)}"
         )
     found = detect_format(path)
-    fits = {"onnx": ("onnx",), "sklearn": ("pickle",)} | NETWORKS | {
+    fits = {"onnx": ("onnx",), "sklearn": ("pickle",), "text": ("text",)} | NETWORKS | {
         family: (family, "pickle") for family in _BOOSTERS
     }  # fmt: skip
     if wanted != "auto" and found not in fits[wanted]:

@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 from models.convert.archive import ArchiveFormat, archive_format
+from models.convert.text_folder import is_text_folder
 from models.errors import ConversionRefused
 from registry.ident import shown
 
 Format: TypeAlias = (
-    Literal["onnx", "lightgbm", "xgboost", "catboost", "pickle", "savedmodel"] | ArchiveFormat
+    Literal["onnx", "lightgbm", "xgboost", "catboost", "pickle", "savedmodel", "text"]
+    | ArchiveFormat
 )
-FORMATS: Final = ("auto", "onnx", "lightgbm", "xgboost", "catboost", "sklearn", "torch", "keras")
+FORMATS: Final = (
+    "auto", "onnx", "lightgbm", "xgboost", "catboost", "sklearn", "torch", "keras", "text",
+)  # fmt: skip
 # What is found in files of each library of networks.
 NETWORKS: Final = {"torch": ("torchscript", "pt2"), "keras": ("keras", "savedmodel")}
 # Opening these runs code that they bring along.
@@ -23,8 +27,8 @@ RUN_CODE: Final = frozenset({"pickle", "torchscript", "pt2", "savedmodel"})
 # What a refusal says can be pushed instead.
 PUSHABLE: Final = (
     "push ONNX, a LightGBM text model, XGBoost JSON or UBJSON, a CatBoost .cbm, a PyTorch .pt2 or "
-    "TorchScript file, a Keras model, a TensorFlow SavedModel, or a pickle or joblib file of a "
-    "model of these libraries or scikit-learn"
+    "TorchScript file, a Keras model, a TensorFlow SavedModel, a folder with a tokenizer and an "
+    "encoder, or a pickle or joblib file of a model of these libraries or scikit-learn"
 )
 _HEAD_BYTES: Final = 4096
 _TEXT_CONTROLS: Final = frozenset("\t\n\r\f")
@@ -44,7 +48,7 @@ _COMPRESSED: Final = (b"\x1f\x8b", b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78
 def detect_format(path: Path) -> Format:
     """Return the format of a model file, or raise ConversionRefused saying what it is instead."""
     if path.is_dir():
-        return _directory(path)
+        return "text" if is_text_folder(path) else _directory(path)
     if not path.is_file():
         raise ConversionRefused(f"{shown(path.name)}: there is no such file")
     with path.open("rb") as file:

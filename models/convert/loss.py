@@ -52,7 +52,7 @@ def package_smaller(
     original = path if opens_in_place(path, model) else copy_flat(path, request.folder)
     del model  # the sessions to come need the room
     parity = _measured(original, small.path, signature, sample, tolerance)
-    _require(parity, request.mode, sample)
+    refuse_loss(parity, request.mode, sample)
     source: JsonObject = {
         **about.source,
         "quantize": {
@@ -102,7 +102,8 @@ def _made_up(path: Path, signature: Signature) -> Inputs:
     return make_inputs(signature, style, MAX_ROWS)
 
 
-def _require(parity: Parity, mode: Mode, sample: Sample | None) -> None:
+def refuse_loss(parity: Parity, mode: Mode, sample: Sample | None) -> None:
+    """Raise ConversionRefused, with the figures, where more is lost than the tolerance allows."""
     if parity.is_within:
         return
     rows = "made-up rows" if sample is None else f"rows of {sample.file}"

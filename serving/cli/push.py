@@ -52,9 +52,30 @@ def _mode_name(text: str) -> str:
 
 
 def _runtime_name(text: str) -> str:
-    if text not in ("auto", "onnx", "native"):
-        raise typer.BadParameter(f"{shown(text)} is not one of auto, onnx, native")
+    if text not in ("auto", "onnx", "native", "openvino"):
+        raise typer.BadParameter(f"{shown(text)} is not one of auto, onnx, native, openvino")
     return text
+
+
+def _goal_name(text: str) -> str:
+    if text != "speed":
+        raise typer.BadParameter(f"{shown(text)} is not one of speed")
+    return text
+
+
+def _check_goal(
+    sample: Path | None, quantize: str | None, runtime: str, python: Path | None
+) -> None:
+    """Refuse what --optimize would choose by itself, and a choice without rows to judge it by."""
+    if sample is None:
+        raise typer.BadParameter("--optimize speed: give rows to judge by with --sample FILE")
+    for option, is_given in (
+        ("--quantize", quantize is not None),
+        ("--runtime", runtime not in ("auto", "onnx")),
+        ("--python", python is not None),
+    ):
+        if is_given:
+            raise typer.BadParameter(f"--optimize speed and {option} exclude each other")
 
 
 @dataclass(slots=True)
@@ -67,24 +88,22 @@ class _Stage:
 def push(
     name: Name,
     path: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FILE", exists=True, help="The model: a file, or a SavedModel folder.",
-        ),
+        Path, typer.Argument(metavar="FILE", exists=True, help="The model, a file or a folder.")
     ],
     *,
     format_name: Annotated[
         str,
         typer.Option(
             "--format", metavar="FORMAT", parser=_format_name,
-            help="auto, onnx, lightgbm, xgboost, catboost, sklearn, torch or keras.",
+            help="auto, onnx, lightgbm, xgboost, catboost, sklearn, torch, keras or text.",
         ),
     ] = "auto",
     runtime: Annotated[
         str,
         typer.Option(
             "--runtime", metavar="RUNTIME", parser=_runtime_name,
-            help="onnx, native (the library itself), or auto: onnx if it answers the same.",
+            help="onnx, native (the library itself), openvino (text models), or auto: "
+                 "onnx if it answers the same.",
         ),
     ] = "auto",
     sample: Annotated[
@@ -99,7 +118,8 @@ def push(
         typer.Option(
             "--tolerance", metavar="NUMBER",
             help="Largest relative difference allowed, 0 to 1 (default 1e-5; with --quantize "
-                 "int8 0.1, int8-weights 0.05, fp16 0.01).",
+                 "int8 0.1, int8-weights 0.05, fp16 0.01; with --optimize 0.01, and for "
+                 "embeddings 1 - cosine, 0.001).",
             parser=real(0, 1),
         ),
     ] = None,
@@ -108,6 +128,14 @@ def push(
         typer.Option(
             "--quantize", metavar="MODE", parser=_mode_name,
             help="Smaller weights: int8, int8-weights or fp16; what is lost is measured.",
+        ),
+    ] = None,
+    goal: Annotated[
+        str | None,
+        typer.Option(
+            "--optimize", metavar="GOAL", parser=_goal_name,
+            help="speed: try smaller weights, and OpenVINO for text models, on --sample; push "
+                 "the fastest form within the tolerance as one more version.",
         ),
     ] = None,
     python: Annotated[
@@ -144,8 +172,11 @@ def push(
 ) -> None:  # fmt: skip
     """Convert a model, check it against its own library, and send it to the server."""
     from models.convert import ConvertOptions
+    from serving.cli.optimizing import optimized, optimized_json, print_optimized, recorded
 
     metadata = _metadata(meta or ())
+    if goal is not None:
+        _check_goal(sample, quantize, runtime, python)
     _check_file(path)
     stage = _Stage()
     with (
@@ -156,18 +187,28 @@ def push(
         # Before a conversion of minutes, and with a clear reason if it would be in vain.
         client.check_push()
         package = _convert(name, path, ConvertOptions(
-            format=format_name, sample=sample, tolerance=tolerance, meta=metadata,
-            runtime=runtime, quantize=quantize, folder=Path(folder),
+            format=format_name, sample=sample, meta=metadata, runtime=runtime,
+            tolerance=None if goal else tolerance, quantize=quantize, folder=Path(folder),
             is_code_trusted=is_code_trusted,
         ), python)  # fmt: skip
         result = _send(client, package, reason, stage)
         if not as_json:
             _print_result(package, result)
+        more: JsonObject = {}
+        if goal is not None and sample is not None:
+            found = optimized(package, sample, tolerance, Path(folder))
+            more = {**optimized_json(found), "original": {"version": result.version}}
+            if not as_json:
+                print_optimized(found)
+            if (faster := recorded(found, result.version)) is not None:
+                package, result = faster, _send(client, faster, reason, stage)
+                if not as_json:
+                    _print_result(package, result)
         after = _after(client, result, reason, alias=alias, is_promoted=is_promoted,
                        is_loaded=is_loaded)  # fmt: skip
     if as_json:
         print_json(dataclasses.asdict(result) | _sizes(package) | {
-            "parity": package.manifest.parity, **after})  # fmt: skip
+            "parity": package.manifest.parity, **more, **after})  # fmt: skip
     else:
         for line in after["done"]:
             print(line)
@@ -261,7 +302,8 @@ def _print_result(package: Package, result: PushResult) -> None:
     if reason := parity.get("reason"):
         print(reason)
     if parity and not isinstance(quantized, dict):
-        print(f"parity with the native library: largest difference "
+        against = parity.get("against", "the native library")
+        print(f"parity with {against}: largest difference "
               f"{_difference(parity)} on {rows}")  # fmt: skip
     if isinstance(odd := parity.get("non_finite"), dict) and odd.get("rows_differing"):
         note(f"note: {odd['rows_differing']} of {count_text(odd.get('rows'), 'row')} with NaN, "

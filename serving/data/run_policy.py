@@ -8,7 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from models.servable import Inspection
 from models.signature import Signature
+from models.text_form import RUNTIME_NAME as TEXT_RUNTIME
+from registry.manifest import Manifest
 from serving.data.batch_run import GroupKey
 
 # A run on the event loop saves the way to a thread and back, and keeps everyone waiting meanwhile.
@@ -45,6 +48,17 @@ def has_one_shape(signature: Signature) -> bool:
         spec.datatype != "BYTES" and all(size > 0 for size in spec.shape[1:])
         for spec in signature.inputs
     )
+
+
+def may_inline(inspection: Inspection, manifest: Manifest) -> bool:
+    """Return whether runs may take place on the event loop, where nothing could end them.
+
+    Not where the time depends on more than shapes: on control flow, or on how long a text is.
+    """
+    if inspection.has_control_flow or manifest.runtime.get("name") == TEXT_RUNTIME:
+        return False
+    # Requests that are never merged are not told apart by shape.
+    return has_one_shape(inspection.signature) or inspection.is_batchable
 
 
 class RunCost:

@@ -30,7 +30,7 @@ from serving.data.data_plane import DataPlane, RequestHead, ServedVersion
 from serving.data.lane import InferLane
 from serving.data.model_gate import ModelGate
 from serving.data.response_cache import ResponseCache
-from serving.data.run_policy import RunPolicy, has_one_shape
+from serving.data.run_policy import RunPolicy, has_one_shape, may_inline
 from serving.data.run_pool import RunPool, background_executor
 from serving.fleet import VersionKey
 from serving.logs import configure_logs
@@ -261,13 +261,11 @@ class Worker:
 def _policy(version: TargetVersion, settings: Settings) -> RunPolicy:
     """Return how a version starts out; a run with control flow may go on for ever."""
     inspection = version.inspection
-    is_alike = has_one_shape(inspection.signature)
     return RunPolicy(
         max_batch_rows=settings.max_batch_rows,
         run_s=inspection.run_s,
-        # Requests that are never merged are not told apart by shape.
-        may_inline=not inspection.has_control_flow and (is_alike or inspection.is_batchable),
-        has_one_shape=is_alike,
+        may_inline=may_inline(inspection, version.manifest),
+        has_one_shape=has_one_shape(inspection.signature),
     )
 
 

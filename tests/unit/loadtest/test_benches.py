@@ -11,6 +11,7 @@ import pytest
 
 from loadtest.bench._installed import refused
 from loadtest.bench._pressure import recovery_s
+from loadtest.bench.text import least_cosine, texts
 from loadtest.exchange import Exchange
 from loadtest.lab.bodies import as_binary, as_json, pairs, table_rows, tokens
 from loadtest.lab.generators import parse_wrk
@@ -116,3 +117,12 @@ def test_what_a_server_leaves_behind_is_ended_too():
         assert process.stdout.read() == b""
     assert process.returncode is not None
     assert child != process.pid
+
+
+def test_texts_of_the_bench_have_the_tokens_that_it_names():
+    """Different texts, the same each time, and a cosine that sees one row that is off."""
+    rows = texts(3, 32)
+    assert rows == texts(3, 32)
+    assert len(set(rows)) == 3
+    assert {len(row.split()) for row in rows} == {30}
+    assert least_cosine([[1, 0], [1, 1]], [[2, 0], [0, 1]]) == pytest.approx(0.5**0.5)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from models.servable import Inspection
 from models.signature import Signature, TensorSpec
+from registry.manifest import Manifest
 from serving.data.run_policy import (
     FLUSH_NS,
     THREAD_BATCH_NS,
@@ -12,6 +14,7 @@ from serving.data.run_policy import (
     RunCost,
     RunPolicy,
     has_one_shape,
+    may_inline,
 )
 
 KEY = (("x", "<f4", (4,)),)
@@ -178,3 +181,22 @@ def test_merging_comes_back_when_it_gains_again() -> None:
 def test_only_fixed_shapes_are_alike(spec: TensorSpec, is_alike: bool) -> None:
     """One measurement speaks for all requests where only their rows differ."""
     assert has_one_shape(Signature((spec,), (TensorSpec("y", "FP32", (-1,)),))) is is_alike
+
+
+@pytest.mark.parametrize(
+    ("runtime", "has_control_flow", "is_batchable", "expected"),
+    [
+        ("onnx", False, True, True),
+        ("onnx", True, True, False),
+        ("onnx", False, False, False),
+        ("text", False, True, False),
+    ],
+)
+def test_what_may_take_long_never_runs_on_the_loop(
+    runtime: str, has_control_flow: bool, is_batchable: bool, expected: bool
+):
+    """A text says nothing of its length by its shape, and a loop may go on for ever."""
+    signature = Signature((TensorSpec("text", "BYTES", (-1,)),), ())
+    inspection = Inspection(signature, is_batchable, "", has_control_flow, 1e-4, 0.1, 0)
+    manifest = Manifest("m", "sha256:" + "0" * 64, (), {}, {"name": runtime})
+    assert may_inline(inspection, manifest) is expected
