@@ -1,7 +1,8 @@
 """The throwaway process that first opens a version: whatever that breaks, it breaks here.
 
-Run as ``python -m models.inspect_child ANSWER_FD`` by ``models.inspect``, which says on stdin what
-to look at and reads one JSON document from the descriptor.
+Run as ``python -m models.inspect_child ANSWER_FD QUESTIONS_FD PARENT_PID FILE_BYTES`` by
+``models.child``. A byte on stdin says that a question lies in the file of questions; the answer is
+one line of JSON. It ends with stdin.
 """
 
 from __future__ import annotations
@@ -26,25 +27,48 @@ _PR_SET_PDEATHSIG: Final = 1
 _OPEN_FILES: Final = 256
 # Workers add less: what was never served yet goes first.
 _OOM_SCORE: Final = 600
+# What libraries that one task did not need yet may still take, beside all that a version may.
+_LIBRARY_BYTES: Final = 256 << 20
 
 
 def main() -> int:
-    """Do the task that stdin names and answer with ``found`` or ``reason``."""
-    request = json.load(sys.stdin)
-    answer_fd = int(sys.argv[1])
-    _die_with(int(request["parent_pid"]))
-    _confine(cpu_s=int(request["cpu_s"]), file_bytes=int(request["file_bytes"]))
-    try:
-        answer: JsonObject = {"found": _TASKS[request["task"]](request)}
-    except LoadFailed as error:
-        is_memory = "not enough memory" in str(error)
-        answer = {"reason": str(error), "is_memory": is_memory}
-    except MemoryError:
-        answer = {"reason": "", "is_memory": True}
-    with os.fdopen(answer_fd, "w") as pipe:
-        json.dump(answer, pipe)
+    """Answer each question with ``found`` or ``reason``."""
+    answer_fd, questions_fd, parent_pid, file_bytes = map(int, sys.argv[1:])
+    _die_with(parent_pid)
+    _confine(file_bytes)
+    while sys.stdin.buffer.read(1):
+        question = os.pread(questions_fd, os.fstat(questions_fd).st_size, 0)
+        answer = json.dumps(_answer(json.loads(question))) + "\n"
+        # As a whole: the parent reads on while this writes.
+        with open(answer_fd, "wb", closefd=False) as pipe:
+            pipe.write(answer.encode())
     # Destructors of a strange session may crash or take long, and all is said.
     os._exit(0)
+
+
+def _answer(request: dict[str, Any]) -> JsonObject:
+    task = str(request["task"])
+    _limit_cpu(int(request["cpu_s"]))
+    most = _most_file_bytes()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most if task == "pack" else 0, most))
+    try:
+        return {"found": _TASKS[task](request)}
+    except LoadFailed as error:
+        is_memory = "not enough memory" in str(error)
+        return {"reason": str(error), "is_memory": is_memory}
+    except MemoryError:
+        return {"reason": "", "is_memory": True}
+
+
+def _describe(request: dict[str, Any]) -> JsonObject:
+    from models.graph_check import check_graph, parse_graph
+    from models.graph_shape import shape_of
+
+    manifest = parse_manifest(request["manifest"])
+    _limit_memory(request, 0)
+    model = parse_graph(_graph_bytes(request, manifest))
+    check_graph(model, manifest)
+    return {"shape": shape_of(model)}
 
 
 def _inspect(request: dict[str, Any]) -> JsonObject:
@@ -58,7 +82,6 @@ def _inspect(request: dict[str, Any]) -> JsonObject:
     from models.runtime.loader import runtime_name
 
     manifest = parse_manifest(request["manifest"])
-    objects_dir = Path(request["objects_dir"])
     runtime = runtime_name(manifest.runtime["name"])
     if runtime == "native":
         return _inspect_native(request, manifest)
@@ -66,12 +89,8 @@ def _inspect(request: dict[str, Any]) -> JsonObject:
         from models.loaded_child import prepare
 
         prepare(manifest, int(request["threads"]))  # a library's own memory is not the version's
-    graph = objects_dir / digest_hex(manifest.graph)
-    _limit_memory(int(request["memory_bytes"]) + _mapped_bytes(manifest))
-    try:
-        model = parse_graph(graph.read_bytes())
-    except FileNotFoundError:
-        raise LoadFailed("its graph object is not in the store") from None
+    _limit_memory(request, _mapped_bytes(manifest) + int(request.get("packed_bytes", 0)))
+    model = parse_graph(_graph_bytes(request, manifest))
     check_graph(model, manifest)
     reason, branches = reason_not_to_batch(model), has_control_flow(model)
     if runtime != "onnx":
@@ -79,7 +98,14 @@ def _inspect(request: dict[str, Any]) -> JsonObject:
 
         return inspect_loaded(request, manifest, model)
     del model
-    return _measure(request, manifest, graph, reason, branches)
+    return _measure(request, manifest, reason, branches)
+
+
+def _graph_bytes(request: dict[str, Any], manifest: Manifest) -> bytes:
+    try:
+        return (Path(request["objects_dir"]) / digest_hex(manifest.graph)).read_bytes()
+    except FileNotFoundError:
+        raise LoadFailed("its graph object is not in the store") from None
 
 
 def _inspect_native(request: dict[str, Any], manifest: Manifest) -> JsonObject:
@@ -87,17 +113,14 @@ def _inspect_native(request: dict[str, Any], manifest: Manifest) -> JsonObject:
     from models.runtime.native import prepare
 
     prepare(manifest.runtime)  # the library's own memory is not the version's
-    _limit_memory(int(request["memory_bytes"]))
+    _limit_memory(request, 0)
     return inspect_native(manifest, Path(request["objects_dir"]))
 
 
 def _measure(
-    request: dict[str, Any],
-    manifest: Manifest,
-    graph: Path,
-    reason: str | None,
-    has_control_flow: bool,
+    request: dict[str, Any], manifest: Manifest, reason: str | None, has_control_flow: bool
 ) -> JsonObject:
+    from models.compare_child import check_locations, difference_to_mapped
     from models.golden import drift
     from models.memory import anonymous_bytes, trim
     from models.probe import probe
@@ -106,21 +129,29 @@ def _measure(
     from models.signature import parse_signature
     from models.synthetic import make_inputs, styles
 
-    threads = int(request["threads"])
+    threads, objects_dir = int(request["threads"]), Path(request["objects_dir"])
+    # What was packed for it already, or else the version itself.
+    packed = str(request.get("packed_graph", ""))
+    graph = objects_dir / digest_hex(packed or manifest.graph)
+    has_prepacking = bool(request.get("has_prepacking", True))
+    if packed:
+        check_locations(graph, frozenset(request["packed_objects"]))
     signature = parse_signature(manifest.signature)
     runtime.prime(threads)
     make_inputs(signature, styles(signature)[0], 1)  # what numpy sets up at its first use
     trim()
     before = anonymous_bytes()
     start = time.perf_counter()
-    session = runtime.open_session(graph, threads, has_prepacking=bool(request["has_prepacking"]))
+    session = runtime.open_session(
+        graph, threads, is_packed=bool(packed), has_prepacking=has_prepacking
+    )
     load_s = time.perf_counter() - start
     runtime.check_session(session, signature)
     servable = runtime.OnnxServable(session, signature)
     probed = probe(servable.run, signature, reason)
     drifted = drift(servable.run, signature, manifest.parity)
     trim()
-    return Inspection(
+    found = Inspection(
         signature=probed.signature,
         is_batchable=probed.is_batchable,
         batch_reason=probed.batch_reason,
@@ -128,36 +159,37 @@ def _measure(
         run_s=probed.run_s,
         load_s=load_s,
         private_bytes=max(anonymous_bytes() - before, 0),
-        has_prepacking=bool(request["has_prepacking"]),
+        has_prepacking=has_prepacking,
         drift=drifted,
     ).to_json()
+    if packed:
+        plain = objects_dir / digest_hex(manifest.graph)
+        found["difference"] = difference_to_mapped(servable.run, signature, plain, threads)
+    return found
 
 
 def _pack(request: dict[str, Any]) -> JsonObject:
     from models.pack_child import compact, pack
+    from registry.packed import parse_packed_tensor
 
-    manifest = parse_manifest(request["manifest"])
+    manifest, graph_path = parse_manifest(request["manifest"]), Path(request["graph_path"])
+    objects_dir, threads = Path(request["objects_dir"]), int(request["threads"])
     # Beside the tensors it maps what it writes.
-    _limit_memory(
-        int(request["memory_bytes"]) + _mapped_bytes(manifest) + int(request["file_bytes"])
-    )
-    write = compact if request["is_compact"] else pack
-    return write(
-        manifest,
-        Path(request["objects_dir"]),
-        threads=int(request["threads"]),
-        graph_path=Path(request["graph_path"]),
-        data_path=Path(request["data_path"]),
-    )
+    _limit_memory(request, _mapped_bytes(manifest) + _most_file_bytes())
+    if request["is_compact"]:
+        return compact(manifest, objects_dir, threads=threads, graph_path=graph_path)
+    return pack(
+        manifest, objects_dir,
+        threads=threads, graph_path=graph_path, data_path=Path(request["data_path"]),
+        known=[parse_packed_tensor(item) for item in request["known"]],
+    )  # fmt: skip
 
 
 def _compare(request: dict[str, Any]) -> JsonObject:
     from models.compare_child import compare
 
     manifest = parse_manifest(request["manifest"])
-    _limit_memory(
-        int(request["memory_bytes"]) + 2 * _mapped_bytes(manifest) + int(request["packed_bytes"])
-    )
+    _limit_memory(request, 2 * _mapped_bytes(manifest) + int(request["packed_bytes"]))
     return compare(
         manifest,
         Path(request["objects_dir"]),
@@ -169,6 +201,7 @@ def _compare(request: dict[str, Any]) -> JsonObject:
 
 # By the name that ``models.inspect`` and ``models.pack`` ask for.
 _TASKS: Final[Mapping[str, Callable[[dict[str, Any]], JsonObject]]] = {
+    "describe": _describe,
     "inspect": _inspect,
     "pack": _pack,
     "compare": _compare,
@@ -181,8 +214,7 @@ def _die_with(parent_pid: int) -> None:
         os._exit(1)  # it died before the call above
 
 
-def _confine(cpu_s: int, file_bytes: int) -> None:
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
+def _confine(file_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
     resource.setrlimit(resource.RLIMIT_NOFILE, (_OPEN_FILES, _OPEN_FILES))
@@ -190,12 +222,31 @@ def _confine(cpu_s: int, file_bytes: int) -> None:
     priority.die_before_parent(_OOM_SCORE)
 
 
-def _limit_memory(more_bytes: int) -> None:
-    """Let the process take ``more_bytes`` beside what its libraries took already."""
+def _limit_cpu(cpu_s: int) -> None:
+    """Let the process take ``cpu_s`` seconds in all; only the first question may say how many."""
+    if resource.getrlimit(resource.RLIMIT_CPU)[1] == resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
+
+
+def _limit_memory(request: dict[str, Any], mapped_bytes: int) -> None:
+    """Let the process map so much for this task, beside what it may take and took already.
+
+    The first task also sets what no later one can go beyond.
+    """
     from models.memory import private_writable_bytes
 
-    limit = private_writable_bytes(os.getpid()) + more_bytes
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    taken_bytes = private_writable_bytes(os.getpid())
+    most = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    if most == resource.RLIM_INFINITY:
+        manifest = parse_manifest(request["manifest"])
+        most = taken_bytes + int(request["memory_bytes"]) + 2 * _mapped_bytes(manifest)
+        most += _most_file_bytes() + _LIBRARY_BYTES
+    limit = min(taken_bytes + int(request["memory_bytes"]) + mapped_bytes, most)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
+
+
+def _most_file_bytes() -> int:
+    return resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 
 
 def _mapped_bytes(manifest: Manifest) -> int:

@@ -53,7 +53,7 @@ def inspect_loaded(
     _check_declared(model, parse_signature(computed_manifest(manifest).signature))
     reason, branches = reason_not_to_batch(model), has_control_flow(model)
     threads, signature = int(request["threads"]), parse_signature(manifest.signature)
-    has_prepacking = bool(request["has_prepacking"])
+    has_prepacking = bool(request.get("has_prepacking", True))
     make_inputs(signature, styles(signature)[0], 1)  # what numpy sets up at its first use
     declared = Inspection(signature, False, "", branches, 0, 0, 0, has_prepacking=has_prepacking)
     spec = LoadSpec(manifest.model, 0, manifest, Path(request["objects_dir"]), threads, declared)

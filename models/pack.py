@@ -10,41 +10,43 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import platform
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Final
 
+from models.child import InspectionChild
 from models.errors import LoadFailed
-from models.inspect import Limits, ask_child, check_private_bytes, inspect_version
-from models.packed_object import PackedObject, parse_packed_object
+from models.inspect import check_private_bytes
+from models.pack_build import FILE_FACTOR, NOTHING, Builder, Built
 from models.servable import Inspection, parse_inspection
 from models.text_form import engine_name, is_onnx
+from models.trial import Trial
 from models.weight_mode import (
+    MAX_LEFT,
     MIB,
+    Choice,
     Measured,
     choose,
     choose_compact,
     is_in_graph,
-    parse_measured,
     reason_not_to_pack,
 )
-from registry.errors import Corrupt, InvalidInput, RegistryError, StoreFull
-from registry.ident import check_digest
-from registry.manifest import JsonObject, Manifest
-from registry.packed import PackedEntry
+from registry.errors import Corrupt, InvalidInput, RegistryError
+from registry.manifest import Manifest
+from registry.packed import PackedEntry, PackedTensor
 from registry.store import Store
 
 # Raised whenever what is packed, measured or chosen changes, so that nothing older is used.
-FORMAT: Final = 1
-# What packing writes, at most, for each byte of weights: the runtime's file, then the objects.
-_FILE_FACTOR: Final = 4
-_ROOM_FACTOR: Final = 4
+FORMAT: Final = 2
+# Of the largest value, between kernels that pack and kernels that do not. They add in another
+# order, through all layers; with weights that are not the right ones it is the values themselves.
+MAX_DIFFERENCE: Final = 1e-3
+_LIKE: Final = "as measured for another version of the same graph with tensors of the same shapes"
 _CPU_INFO: Final = Path("/proc/cpuinfo")
 _log = logging.getLogger(__name__)
 
@@ -54,6 +56,16 @@ def environment(threads: int) -> str:
     runtime = installed_version("onnxruntime")
     kernel = f"{platform.machine()}, instructions {_instructions(_read_cpu_info())}"
     return f"form {FORMAT}, onnxruntime {runtime}, {kernel}, {threads} threads"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """``is_lasting``: another try on this machine would find the same."""
+
+    inspection: Inspection
+    built: Built = NOTHING
+    is_lasting: bool = True
+    shape: str = ""
 
 
 class VersionInspector:
@@ -102,182 +114,121 @@ class VersionInspector:
             _log.warning("weights are packed anew: %s", error)
             return None
 
-    def _remember(self, manifest: Manifest, found: _Found) -> None:
-        source, document = manifest.content_digest, found.inspection.to_json()
+    def _remember(self, manifest: Manifest, found: Found) -> None:
+        built = found.built
+        entry = PackedEntry(
+            manifest.content_digest, self._environment, built.digests, found.inspection.to_json(),
+            found.shape, built.tensors,
+        )  # fmt: skip
         try:
-            self._store.packed.add(PackedEntry(source, self._environment, found.objects, document))
+            self._store.packed.add(entry)
         except RegistryError as error:
             _log.warning("what was found out is not kept for the next start: %s", error)
             return
-        self._store.release_objects(found.objects)
+        self._store.release_objects(built.digests)
 
-    def _find_out(self, manifest: Manifest, memory_bytes: int) -> _Found:
-        deadline = time.monotonic() + self._timeout_s
+    def _find_out(self, manifest: Manifest, memory_bytes: int) -> Found:
+        source_bytes = manifest.weight_bytes + (self._store.object_size(manifest.graph) or 0)
+        # The plain session copies weights that nothing else has mapped yet.
+        most, until_s = memory_bytes + manifest.weight_bytes, time.monotonic() + self._timeout_s
+        with InspectionChild(
+            manifest, self._objects_dir, self._cancelled, FILE_FACTOR * source_bytes + 64 * MIB
+        ) as child:
+            trial = Trial(manifest, child, most, until_s, self._threads, self._cancelled)
+            if not is_onnx(manifest):
+                library = engine_name(manifest)
+                why = "OpenVINO" if library == "openvino" else "its own library"
+                found = replace(trial.inspect(), mode="private", mode_reason=f"computed by {why}")
+                # Another release of that library may find otherwise; no environment names it.
+                return Found(found, is_lasting=False)
+            builder = Builder(self._store, trial, source_bytes)
+            if is_in_graph(manifest.weight_bytes):
+                return self._of_graph(trial, builder)
+            shape = trial.shape()
+            # Of texts only the whole is asked, tokenizer and encoder, and never one beside another.
+            is_alone = manifest.runtime["name"] != "onnx"
+            like = None if is_alone else self._as_its_like(trial, builder, shape)
+            return replace(like or self._of_tensors(trial, builder), shape=shape)
 
-        def limits() -> Limits:
-            # The plain session copies weights that nothing else has mapped yet.
-            most = memory_bytes + manifest.weight_bytes
-            return Limits(most, max(1.0, deadline - time.monotonic()), self._threads)
+    def _of_graph(self, trial: Trial, builder: Builder) -> Found:
+        """Find out how to hold weights that stand in the graph itself."""
+        plain = trial.inspect()
+        if choice := reason_not_to_pack(trial.manifest.weight_bytes, plain.private_bytes):
+            return Found(replace(plain, mode=choice.mode, mode_reason=choice.text))
+        return self._measured(trial, plain, *builder.compacted(), choose_compact)
 
-        plain = inspect_version(manifest, self._objects_dir, limits(), self._cancelled)
-        if not is_onnx(manifest):
-            library = engine_name(manifest)
-            why = "computed by OpenVINO" if library == "openvino" else "computed by its own library"
-            found = replace(plain, mode="private", mode_reason=why)
-            # Another release of that library may find otherwise, and no environment names it.
-            return _Found(found, is_lasting=False)
-        if choice := reason_not_to_pack(manifest.weight_bytes, plain.private_bytes):
-            return _Found(replace(plain, mode=choice.mode, mode_reason=choice.text))
-        is_compact = is_in_graph(manifest.weight_bytes)
-        built, why_not = self._try_to_build(manifest, limits(), is_compact=is_compact)
+    def _of_tensors(self, trial: Trial, builder: Builder) -> Found:
+        """Find out how to hold a version, from nothing but itself."""
+        plain = trial.inspect()
+        if choice := reason_not_to_pack(trial.manifest.weight_bytes, plain.private_bytes):
+            return Found(replace(plain, mode=choice.mode, mode_reason=choice.text))
+        built, why_not = builder.packed(self._known(trial.manifest))
+        found = self._measured(trial, plain, built, why_not, choose)
+        if built.has_reused and not found.is_lasting:
+            # Something that was packed for another version does not fit after all.
+            found = self._measured(trial, plain, *builder.packed(()), choose)
+        return found
+
+    def _measured(
+        self,
+        trial: Trial,
+        plain: Inspection,
+        built: Built,
+        why_not: str,
+        choose_form: Callable[[Mapping[str, Measured], str], Choice],
+    ) -> Found:
         try:
-            measured = self._compare(manifest, built, limits())
+            measured = trial.compare(built)
         except LoadFailed as error:
-            self._check_cancelled(error)
+            trial.check_cancelled(error)
             reason = why_not or f"its forms could not be compared: {error}"
-            return _Found(replace(plain, mode_reason=reason), is_lasting=False)
-        choice = (choose_compact if is_compact else choose)(measured, why_not)
+            return Found(replace(plain, mode_reason=reason), is_lasting=False)
+        choice = choose_form(measured, why_not)
         if choice.mode == "mapped":
-            plain = inspect_version(
-                manifest, self._objects_dir, limits(), self._cancelled, has_prepacking=False
-            )
+            plain = trial.inspect(has_prepacking=False)
         found = replace(plain, mode=choice.mode, mode_reason=choice.text)
-        if choice.mode == "packed":
-            form = measured["packed"]
-            found = replace(
-                found,
-                mode="private" if is_compact else "packed",
-                graph=built.graph,
-                resident=built.resident,
-                load_s=form.load_s,
-                private_bytes=form.private_bytes,
-            )
-            return _Found(found, built.digests)
-        return _Found(found, is_lasting=not why_not)
+        if choice.mode != "packed":
+            return Found(found, is_lasting=not why_not)
+        form = measured["packed"]
+        found = replace(found, load_s=form.load_s, private_bytes=form.private_bytes)
+        return Found(built.opened_by(found), built)
 
-    def _try_to_build(
-        self, manifest: Manifest, limits: Limits, *, is_compact: bool
-    ) -> tuple[_Built, str]:
-        """Return what was packed, or why nothing was: no reason for a version not to load."""
-        try:
-            return self._build(manifest, limits, is_compact=is_compact), ""
-        except StoreFull as error:
-            return _NOTHING, f"no room to pack: {error}"
-        except (LoadFailed, RegistryError) as error:
-            self._check_cancelled(error)
-            return _NOTHING, f"packing failed: {error}"
-        except OSError as error:
-            return _NOTHING, f"packing failed: {os.strerror(error.errno or 0)}"
+    def _as_its_like(self, trial: Trial, builder: Builder, shape: str) -> Found | None:
+        """Return what holds for a version of a graph that was measured with other weights.
 
-    def _check_cancelled(self, error: Exception) -> None:
-        if self._cancelled.is_set():
-            raise error
-
-    def _build(self, manifest: Manifest, limits: Limits, *, is_compact: bool) -> _Built:
-        """Let a child pack, and take what it made into the store. Raises also RegistryError."""
-        graph_bytes = self._store.object_size(manifest.graph) or 0
-        source_bytes = manifest.weight_bytes + graph_bytes
-        needs, room = _ROOM_FACTOR * source_bytes, self._store.room_bytes()
-        if needs > room:
-            raise StoreFull(f"it needs up to {needs} bytes of disk, {room} are free")
-        with self._store.scratch(2) as (graph_path, data_path):
-            request: JsonObject = {
-                "task": "pack", "is_compact": is_compact,
-                "graph_path": str(graph_path), "data_path": str(data_path),
-            }  # fmt: skip
-            file_bytes = _FILE_FACTOR * source_bytes + 64 * MIB
-            found = ask_child(
-                request, manifest, self._objects_dir, limits, self._cancelled, file_bytes
-            )
+        None where there is none such, or where it does not hold: then all is measured. That nothing
+        pays is never taken over, for it may have been the hour.
+        """
+        content = trial.manifest.content_digest
+        for entry in self._store.packed.of_shape(shape):
+            mode, has_prepacking = entry.inspection["mode"], entry.inspection["has_prepacking"]
+            # Its own entry is of no use any more, but what was measured for it is.
+            reason = str(entry.inspection["mode_reason"]) if entry.source == content else _LIKE
             try:
-                objects, resident = _described(found)
-            except (KeyError, TypeError, ValueError, InvalidInput):
-                raise LoadFailed("the inspection process gave no proper answer") from None
-            _check_resident(resident, objects, manifest)
-            graph = graph_path.read_bytes()
-            with data_path.open("rb") as data:
-                for item in objects:
-                    self._keep(item, data.fileno())
-        digest = "sha256:" + hashlib.sha256(graph).hexdigest()
-        with self._store.begin_upload(digest, len(graph)) as upload:
-            upload.write(graph)
-            upload.commit()
-        # Read at a load only, as the graph of any version that holds its weights itself.
-        resident[digest] = 0 if is_compact else len(graph)
-        return _Built(digest, (digest, *(item.digest for item in objects)), resident)
+                if mode == "packed":
+                    return self._packed_as_its_like(trial, builder, reason)
+                if mode == "mapped" and not has_prepacking:
+                    plain = trial.inspect(has_prepacking=False)
+                    return Found(replace(plain, mode="mapped", mode_reason=reason))
+            except LoadFailed as error:
+                trial.check_cancelled(error)
+                _log.warning("a version is measured although its like was: %s", error)
+                return None
+        return None
 
-    def _keep(self, item: PackedObject, descriptor: int) -> None:
-        """Store an object unless it is there and intact; a version that shares it is why."""
-        if self._store.object_size(item.digest) is not None:
-            try:
-                self._store.verify_objects([item.digest])
-            except Corrupt:
-                _log.warning("packed object %s is damaged and is stored again", item.digest)
-            else:
-                return
-        with self._store.begin_upload(item.digest, item.size_bytes) as upload:
-            for chunk in item.chunks(descriptor):
-                if self._cancelled.is_set():
-                    raise LoadFailed("the inspection was cancelled")
-                upload.write(chunk)
-            upload.commit()
+    def _packed_as_its_like(self, trial: Trial, builder: Builder, reason: str) -> Found:
+        built, why_not = builder.packed(self._known(trial.manifest))
+        if why_not:
+            raise LoadFailed(why_not)
+        found, difference = trial.inspect_packed(built)
+        if found.private_bytes > MAX_LEFT * sum(built.resident.values()):
+            raise LoadFailed("the runtime does not use what was packed")
+        if not difference <= MAX_DIFFERENCE:
+            raise LoadFailed(f"packed answers differently, by {difference:.1g}")
+        return Found(built.opened_by(replace(found, mode_reason=reason)), built)
 
-    def _compare(self, manifest: Manifest, built: _Built, limits: Limits) -> Mapping[str, Measured]:
-        request: JsonObject = {
-            "task": "compare",
-            "packed_graph": built.graph,
-            "packed_objects": [*built.resident],
-            "packed_bytes": 2 * sum(built.resident.values()) + 64 * MIB,
-        }
-        found = ask_child(request, manifest, self._objects_dir, limits, self._cancelled)
-        try:
-            return {
-                name: parse_measured(item)
-                for name, item in found.items()
-                if name != "packed" or built.graph
-            }
-        except (KeyError, TypeError, ValueError, AttributeError):
-            raise LoadFailed("the inspection process gave no proper answer") from None
-
-
-@dataclass(frozen=True, slots=True)
-class _Built:
-    graph: str
-    digests: tuple[str, ...]
-    resident: Mapping[str, int]
-
-
-_NOTHING: Final = _Built("", (), {})
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """``is_lasting``: another try on this machine would find the same."""
-
-    inspection: Inspection
-    objects: tuple[str, ...] = ()
-    is_lasting: bool = True
-
-
-def _described(found: JsonObject) -> tuple[list[PackedObject], dict[str, int]]:
-    objects, resident = found["objects"], found["resident"]
-    if not isinstance(objects, list) or not isinstance(resident, dict):
-        raise TypeError("not what the child describes")
-    return (
-        [parse_packed_object(item) for item in objects],
-        {check_digest(digest): int(str(count)) for digest, count in resident.items()},
-    )
-
-
-def _check_resident(
-    resident: Mapping[str, int], objects: Sequence[PackedObject], manifest: Manifest
-) -> None:
-    """Raise LoadFailed where the child counts what is not there: the budget is made of this."""
-    sizes = {entry.digest: entry.size_bytes for entry in manifest.tensors}
-    sizes |= {item.digest: item.size_bytes for item in objects}
-    for digest, count in resident.items():
-        if not 0 <= count <= sizes.get(digest, -1):
-            raise LoadFailed(f"the inspection process counts {count} bytes of object {digest}")
+    def _known(self, manifest: Manifest) -> tuple[PackedTensor, ...]:
+        return self._store.packed.tensors_of({entry.digest for entry in manifest.tensors})
 
 
 def _read_cpu_info() -> str:

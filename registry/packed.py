@@ -3,6 +3,10 @@
 Packed objects lie among all others; only this index knows them. It is a cache: an entry that is
 damaged, or that another machine, runtime or number of threads made, counts as not there, and what
 it named is built again from the version, which alone is the truth.
+
+An entry also says of each tensor which object stands in for it, so that another version which has
+that tensor need not pack it again; and of which shape its graph is, so that what was measured of
+one version holds for its like.
 Thread-safe.
 """
 
@@ -28,18 +32,45 @@ _WHAT: Final = "the index of packed weights"
 
 
 @dataclass(frozen=True, slots=True)
+class PackedTensor:
+    """Which object stands in for one tensor where nodes use it in one way.
+
+    ``use``: a hash of the tensor's bytes and of all that decides what kernels make of them.
+    ``source``: digest of the tensor's own bytes. ``object``: digest of the object. ``names``: how a
+    packed graph finds the tensor and its blobs in there. ``served_bytes``: what serving reads of
+    the object, from its start.
+    """
+
+    use: str
+    source: str
+    object: str
+    names: Mapping[str, str]
+    served_bytes: int
+
+    def to_json(self) -> JsonObject:
+        """Return the JSON form."""
+        return {
+            "use": self.use, "source": self.source, "object": self.object,
+            "names": dict(self.names), "served_bytes": self.served_bytes,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
 class PackedEntry:
     """What was found and built for one content, the same under any name.
 
     ``source``: ``Manifest.content_digest``. ``environment``: all else that the result depends on.
     ``objects``: digests of what was built (none where packing did not pay). ``inspection``: what
-    the models layer found.
+    the models layer found. ``shape``: a hash of the graph and of its tensors' shapes, without their
+    values; empty where it was not looked at. ``tensors``: what stands in for each tensor.
     """
 
     source: str
     environment: str
     objects: tuple[str, ...]
     inspection: JsonObject
+    shape: str = ""
+    tensors: tuple[PackedTensor, ...] = ()
 
 
 class PackedIndex:
@@ -63,6 +94,29 @@ class PackedIndex:
         is_ours = entry is not None and entry.environment == self.environment
         return entry if is_ours else None
 
+    def of_shape(self, shape: str) -> tuple[PackedEntry, ...]:
+        """Return the entries that hold here and now of graphs of this shape, the newest first."""
+        entries = tuple(self._entries.values())
+        return tuple(
+            entry
+            for entry in reversed(entries)
+            if shape and entry.shape == shape and entry.environment == self.environment
+        )
+
+    def tensors_of(self, sources: Collection[str]) -> tuple[PackedTensor, ...]:
+        """Return what stands in for tensors of these digests, one for each way of using them.
+
+        With them comes what was made of tensors that the runtime had computed, of versions that
+        have one of the digests: what it computes of equal tensors is equal, too.
+        """
+        found: dict[str, PackedTensor] = {}
+        for entry in tuple(self._entries.values()):
+            if entry.environment != self.environment:
+                continue
+            if any(tensor.source in sources for tensor in entry.tensors):
+                found |= {tensor.use: tensor for tensor in entry.tensors}
+        return tuple(found.values())
+
     def add(self, entry: PackedEntry) -> None:
         """Keep an entry in the place of an older one of the same content.
 
@@ -80,6 +134,8 @@ class PackedIndex:
                 "environment": entry.environment,
                 "objects": list(entry.objects),
                 "inspection": entry.inspection,
+                "shape": entry.shape,
+                "tensors": [tensor.to_json() for tensor in entry.tensors],
             }
             write_document(
                 self._files, self._temporary_dir, self._path(entry.source), document, _WHAT
@@ -152,5 +208,31 @@ def _parse(document: JsonObject) -> PackedEntry | None:
             "inspection": dict(inspection),
         }:
             digests = tuple(check_digest(digest) for digest in objects)
-            return PackedEntry(check_digest(source), environment, digests, inspection)
+            shape, items = document.get("shape"), document.get("tensors")
+            return PackedEntry(
+                check_digest(source),
+                environment,
+                digests,
+                inspection,
+                shape if isinstance(shape, str) else "",
+                # Not there in what an older release wrote: nothing of it is used again then.
+                tuple(map(parse_packed_tensor, items if isinstance(items, list) else [])),
+            )
     return None
+
+
+def parse_packed_tensor(document: object) -> PackedTensor:
+    """Return a PackedTensor from its JSON form, or raise InvalidInput."""
+    match document:
+        case {
+            "use": str(use),
+            "source": str(source),
+            "object": str(digest),
+            "names": dict(names),
+            "served_bytes": int(served_bytes),
+        } if served_bytes >= 0:
+            named = {str(key): str(value) for key, value in names.items()}
+            return PackedTensor(
+                use, check_digest(source), check_digest(digest), named, served_bytes
+            )
+    raise InvalidInput("what stands in for a tensor is not described properly")

@@ -88,7 +88,7 @@ class Settings:
         choices=("auto", "off"),
     )
     prefault_bytes_per_s: int = _setting(
-        512 * MIB,
+        4096 * MIB,
         "Bytes a second that are read at most to bring weights into RAM. 0: no bound.",
         low=0, is_size=True,
     )  # fmt: skip

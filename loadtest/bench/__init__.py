@@ -10,6 +10,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+# The exit code of a bench that could not run, or not all of it.
+EXIT_BROKEN = 3
 _FOLDER = Path(__file__).parent
 
 

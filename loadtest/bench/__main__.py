@@ -10,7 +10,7 @@ from typing import Final
 
 import httpx
 
-from loadtest.bench import found_benches
+from loadtest.bench import EXIT_BROKEN, found_benches
 from loadtest.lab.processes import LabFailed
 
 _USAGE: Final = """\
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
         return 130
     except (LabFailed, OSError, httpx.HTTPError, subprocess.SubprocessError) as error:
         sys.stderr.write(f"{name}: {error}\n")
-        return 3
+        return EXIT_BROKEN
 
 
 def _print_usage(benches: dict[str, str]) -> None:

@@ -23,6 +23,7 @@ VERSIONS: Final = 24
 TABLE_MIB: Final = 1900
 OWN_MIB: Final = 100
 _SWAPS: Final = 3
+_TOLD_EVERY: Final = 6
 _MOST_DISTINCT: Final = 64
 _BUDGET_MIB: Final = 16_384
 _P99_MS: Final = 20.0
@@ -76,9 +77,10 @@ def _many(
         pushed = here.push(name, here.make(name, "--number", str(index), *options))
         sent.append(pushed["bytes_sent"])
         total.append(pushed["total_bytes"])
+        _progress(here, index, "pushed")
     findings.say(f"  the first sent {_mb(sent[0])}, each other "
                  f"{_mb(sum(sent[1:]) / len(sent[1:]))} of {_mb(total[-1])}")  # fmt: skip
-    _warm(here, name, tensors)
+    first_s = _warm(here, name, tensors)
     before = here.held()
     loads, refusal = _load_all(here, name)
     states = [each["state"] for each in here.server.must("GET", f"/models/{name}")["versions"]]
@@ -102,7 +104,14 @@ def _many(
     reserved = here.committed_bytes()
     unloads = [here.unload(name, version) for version in range(1, len(loads) + 1)]
     after = here.held()
-    findings.say(f"  load {_seconds(loads)}, unload {_seconds(unloads)}")
+    findings.say(f"  the very first load {first_s:.2f} s, first loads of the others "
+                 f"{_seconds(loads[1:])}, unload {_seconds(unloads)}; {lines[-1].get('mode')}: "
+                 f"{lines[-1].get('mode_reason')}")  # fmt: skip
+    findings.measured[title] = {
+        "sent_bytes": sent, "total_bytes": total, "first_load_s": first_s, "load_s": loads,
+        "unload_s": unloads, "pss_bytes": loaded.pss_bytes, "in_use_bytes": in_use,
+        "private_bytes": private, "anonymous_bytes": loaded.anonymous_bytes,
+    }  # fmt: skip
     findings.claim(
         f"{title}: left after all were unloaded", Target("<=", 0.02, "of what they took"),
         [unreleased_share(before, loaded, after, reserved - here.committed_bytes())],
@@ -115,6 +124,7 @@ def _load_all(here: Rig, name: str) -> tuple[list[float], str]:
     for version in range(1, VERSIONS + 1):
         try:
             took.append(here.load(name, version))
+            _progress(here, version, "loaded")
         except LabFailed as error:
             if len(took) < _SWAPS:
                 raise
@@ -122,12 +132,21 @@ def _load_all(here: Rig, name: str) -> tuple[list[float], str]:
     return took, ""
 
 
-def _warm(here: Rig, name: str, tensors: Sequence[Tensor]) -> None:
-    """Load one and let it go: what the very first load brings, such as code, is no version's."""
-    here.load(name, 1)
+def _warm(here: Rig, name: str, tensors: Sequence[Tensor]) -> float:
+    """Load one and let it go: what the very first load brings, such as code, is no version's.
+
+    Returns the seconds of that load.
+    """
+    took_s = here.load(name, 1)
     here.answer(name, 1, tensors)
     here.release_route(name)
     here.unload(name, 1)
+    return took_s
+
+
+def _progress(here: Rig, count: int, what: str) -> None:
+    if count % _TOLD_EVERY == 0:
+        here.bed.findings.say(f"  {count} of {VERSIONS} {what}")
 
 
 def _swap(here: Rig, name: str, tensors: Sequence[Tensor]) -> None:
@@ -147,6 +166,7 @@ def _fill(here: Rig, mib: int) -> tuple[int, dict[str, object]]:
                          "--table-mib", str(mib))  # fmt: skip
         here.push("distinct", path)
         (here.folder / "items.bin").unlink()
+        here.bed.findings.say(f"  {index} pushed")
         answer = here.server.admin("POST", f"/models/distinct/versions/{index}:load?wait=900", {})
         if answer.status_code == 507:
             return index - 1, answer.json()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import subprocess
 import time
@@ -18,6 +17,7 @@ from loadtest.lab.bodies import Tensor, as_json, pairs, tokens
 from loadtest.lab.claims import Target, number, ratios
 from loadtest.lab.generators import Load, closed_loop
 from loadtest.lab.memory import MB, held_by, unreleased_share
+from loadtest.lab.page_cache import cached_bytes, drop
 from loadtest.lab.processes import LabFailed
 
 _FULL_MIB: Final = 2048
@@ -140,23 +140,28 @@ def _one_kind(here: Rig, kind: str, tensors: Sequence[Tensor], path: Path | None
                  f"the ledger's unreleased_bytes {shown}")  # fmt: skip
     findings.claim(f"{kind}: left after the unload", Target("<=", 0.02, "of what it took"), left)
     if kind in ("recommender", "dense"):
-        _cold(here, kind)
+        _cold(here, kind, is_mapped=kind == "recommender")
 
 
-def _cold(here: Rig, kind: str) -> None:
-    """Load with nothing in the page cache, beside dd over the same files."""
-    took, read = [], []
+def _cold(here: Rig, kind: str, *, is_mapped: bool) -> None:
+    """Load with nothing in the page cache, beside dd over the files that the load read."""
+    took, read, size = [], [], 0
     for _ in range(here.bed.rounds):
-        _drop(here.objects())
+        drop(here.objects())
         took.append(here.load(kind, 1))
+        files = [path for path in here.objects() if 2 * cached_bytes(path) > path.stat().st_size]
+        size = sum(path.stat().st_size for path in files)
         here.release_route(kind)
         here.unload(kind, 1)
-        _drop(here.objects())
-        read.append(_timed(lambda: _dd(here.objects())))
-    here.bed.findings.claim(
-        f"{kind}: load from a cold page cache by dd", Target("<=", 1.3), ratios(took, read),
-        f"load {_spread(took)} s, dd {_spread(read)} s",
-    )  # fmt: skip
+        drop(here.objects())
+        read.append(_timed(lambda files=files: _dd(files)))
+    claim = (f"{kind}: load from a cold page cache by dd", Target("<=", 1.3))
+    seen = f"load {_spread(took)} s, dd over {size / MB:,.0f} MB {_spread(read)} s"
+    if is_mapped:
+        here.bed.findings.claim(*claim, ratios(took, read), seen)
+    else:
+        # The disk is not what it waits for: both workers pack and compare, and dd computes nothing.
+        here.bed.findings.skip(*claim, f"the runtime packs and compares what it reads; {seen}")
 
 
 def _run_ms(here: Rig, load: Load) -> float:
@@ -205,17 +210,6 @@ def _hash(path: Path) -> float:
             hashlib.file_digest(file, "sha256")
 
     return _timed(work)
-
-
-def _drop(paths: Sequence[Path]) -> None:
-    """Take files out of the page cache; what is mapped or not yet written stays."""
-    for path in paths:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
 
 
 def _dd(paths: Sequence[Path]) -> None:

@@ -269,10 +269,11 @@ def is_runtime_format(graph: Path) -> bool:
         return False  # the runtime says what is wrong with the file
 
 
-def create_session(graph: Path, options: ort.SessionOptions) -> ort.InferenceSession:
-    """Return a session over a graph object with just these options, or raise LoadFailed."""
+def create_session(graph: Path | bytes, options: ort.SessionOptions) -> ort.InferenceSession:
+    """Return a session over a graph with just these options, or raise LoadFailed."""
+    source = graph if isinstance(graph, bytes) else str(graph)
     try:
-        return ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     except RUNTIME_ERRORS as error:
         if is_out_of_memory(error):
             raise LoadFailed(f"not enough memory to load it: {clean(str(error))}") from None

@@ -6,11 +6,13 @@ is asked instead, and answers with an error. All calls free the interpreter lock
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import mmap
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -61,10 +63,11 @@ class MappedObject:
         """Return where the pieces begin that ``touch`` takes."""
         return range(0, self.size_bytes, CHUNK_BYTES)
 
-    def touch(self, start: int) -> int:
-        """Bring a piece into RAM; return how many bytes of it were not there.
+    def want(self, start: int) -> int:
+        """Have a piece read that is soon to be touched; return how many bytes were not in RAM.
 
-        Raises Corrupt where the file ends before it, or its disk cannot read it.
+        One large read instead of one for every fault, and while it goes on the next can be asked
+        for: the disk is never idle in between.
         """
         length = min(CHUNK_BYTES, self.size_bytes - start)
         with self._lock:
@@ -72,10 +75,34 @@ class MappedObject:
                 return 0
             missing = length - self._resident(self._address + start, length)
             if missing:
-                # One large read instead of one for every fault.
                 _libc.madvise(self._address + start, length, mmap.MADV_WILLNEED)
-            self._populate(self._address, start, length)
         return missing
+
+    def touch(self, start: int) -> None:
+        """Return when a piece is in RAM, and mapped.
+
+        Raises Corrupt where the file ends before it, or its disk cannot read it.
+        """
+        length = min(CHUNK_BYTES, self.size_bytes - start)
+        with self._lock:
+            if self._address is not None:
+                self._populate(self._address, start, length)
+
+    def want_rest(self) -> Iterator[int]:
+        """Have read what lies behind the mapped bytes; yield the bytes asked for, by the piece.
+
+        A load reads it once, and nothing keeps it in RAM. Where it cannot be, the load says so.
+        """
+        with contextlib.suppress(OSError):
+            descriptor = os.open(self._path, _FLAGS)
+            try:
+                end = os.fstat(descriptor).st_size
+                for start in range(self.size_bytes, end, CHUNK_BYTES):
+                    length = min(CHUNK_BYTES, end - start)
+                    os.posix_fadvise(descriptor, start, length, os.POSIX_FADV_WILLNEED)
+                    yield length
+            finally:
+                os.close(descriptor)
 
     def count(self) -> int:
         """Return how many of its bytes are in RAM."""

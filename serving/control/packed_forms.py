@@ -14,6 +14,7 @@ from typing import Final
 
 from models.errors import LoadFailed, ModelsError
 from models.servable import Inspection
+from models.text_form import is_onnx
 from registry import desired
 from registry.desired import Key
 from registry.errors import RegistryError
@@ -45,12 +46,14 @@ class PackedForms:
     async def renew(self, key: Key, inspect: Callable[[Manifest, int], Inspection]) -> None:
         """Pack again what another machine packed, and what is damaged or no longer there.
 
-        What answers its golden rows otherwise here served before and still does: it is told only.
+        What was inspected on this machine is remembered, so that only what another processor or
+        runtime might answer otherwise takes time here. Such a version served before and still does:
+        it is told only. A library of its own would have to be asked at every start, and is not.
         """
         known = self._known(key)
-        if not known.graph and known.has_prepacking:
-            return
         manifest = self._writer.record(*key).manifest
+        if not is_onnx(manifest):
+            return
         try:
             found = await asyncio.to_thread(inspect, manifest, self._memory_bytes)
         except LoadFailed as error:

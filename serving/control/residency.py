@@ -8,6 +8,7 @@ back at a bounded rate.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Callable, Container, Iterable, Mapping
@@ -24,6 +25,8 @@ from serving.control.mapping import MappedObject
 
 # Counting pages takes a third of a millisecond for each gigabyte; nobody needs it more often.
 COUNT_EVERY_S: Final = 1.0
+# So many pieces are being read while one is touched.
+_AHEAD: Final = 3
 # At a low rate it is better to pause often than long.
 _MAX_PAUSE_S: Final = 0.5
 _log = logging.getLogger(__name__)
@@ -186,20 +189,41 @@ class Residency:
 
     def _bring(self, items: Iterable[_Held], progress: Callable[[int], None]) -> int:
         """Touch and lock every piece, at the bounded rate; return the bytes that were missing."""
-        began_s, read_bytes, done_bytes = time.monotonic(), 0, 0
+        began_s = time.monotonic()
+        read_bytes = rest_bytes = done_bytes = 0
         for item in items:
             mapped = item.mapped
             is_locking = self._is_locking and not mapped.locked_bytes
+            asked, missing_bytes = iter(mapped.chunks()), 0
+            for ahead in itertools.islice(asked, _AHEAD):
+                missing_bytes += mapped.want(ahead)
             for start in mapped.chunks():
-                read_bytes += mapped.touch(start)
+                self._pause(began_s, read_bytes + missing_bytes)
+                for ahead in itertools.islice(asked, 1):
+                    missing_bytes += mapped.want(ahead)
+                mapped.touch(start)
                 if is_locking and (reason := mapped.lock(start)):
                     is_locking = False
                     self._note_unlocked(reason)
                 progress(done_bytes + start)
-                self._pause(began_s, read_bytes)
             done_bytes += mapped.size_bytes
+            read_bytes += missing_bytes
+            rest_bytes += self._want_rest(mapped, began_s, read_bytes + rest_bytes, missing_bytes)
             item.resident_bytes = mapped.count()
         return read_bytes
+
+    def _want_rest(
+        self, mapped: MappedObject, began_s: float, read_bytes: int, missing_bytes: int
+    ) -> int:
+        """Read on where the start was not in RAM, for then the rest is not either.
+
+        A worker's faults would ask for it in small pieces, and each worker for the same ones.
+        """
+        rest_bytes = 0
+        for count in mapped.want_rest() if missing_bytes else ():
+            rest_bytes += count
+            self._pause(began_s, read_bytes + rest_bytes)
+        return rest_bytes
 
     def _pause(self, began_s: float, read_bytes: int) -> None:
         while self._bytes_per_s and not self._is_closed:

@@ -17,12 +17,14 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from models.child import InspectionChild, child_environment
 from models.convert.onnx_file import package_onnx
 from models.errors import LoadFailed
-from models.inspect import Limits, _environment, inspect_version
+from models.inspect import Limits, inspect_version
 from models.package import BytesObject, Package
 from models.servable import parse_inspection
 from registry.ident import digest_hex
+from registry.manifest import JsonObject
 from tests import graphs
 from tests.unit.models.conftest import MIB, Shelf
 
@@ -293,13 +295,42 @@ class TestChild:
             parent.kill()
             parent.wait(10)
 
+    def test_one_child_answers_all_questions_of_a_version_within_limits(self, shelf: Shelf) -> None:
+        """It may write only where it is asked to pack, and a refusal does not end it."""
+        package = shelf.put(graphs.big(4))
+        limits = Limits(memory_bytes=256 * MIB, timeout_s=60, threads=1)
+        with InspectionChild(package.manifest, shelf.objects_dir, file_bytes=MIB) as child:
+            assert child.ask({"task": "describe"}, limits)["shape"]
+            pid = _child_of(os.getpid())
+            lines = Path(f"/proc/{pid}/limits").read_text().splitlines()
+            (sizes,) = [line.split() for line in lines if line.startswith("Max file size")]
+            assert sizes[3:5] == ["0", str(MIB)]
+            foreign: JsonObject = {"packed_graph": package.manifest.graph, "packed_objects": []}
+            with pytest.raises(LoadFailed, match="in no object of its own"):
+                child.ask({"task": "inspect", **foreign}, limits)
+            assert child.ask({"task": "inspect"}, limits)["is_batchable"]
+            assert _child_of(os.getpid()) == pid
+
+    def test_a_child_that_died_is_started_anew(self, shelf: Shelf) -> None:
+        """The next question of the same version still gets its answer."""
+        package = shelf.put(graphs.id32())
+        limits = Limits(memory_bytes=256 * MIB, timeout_s=60, threads=1)
+        with InspectionChild(package.manifest, shelf.objects_dir) as child:
+            child.ask({"task": "describe"}, limits)
+            pid = _child_of(os.getpid())
+            os.kill(pid, signal.SIGKILL)
+            with pytest.raises(LoadFailed, match="killed by SIGKILL"):
+                child.ask({"task": "describe"}, limits)
+            assert child.ask({"task": "inspect"}, limits)["is_batchable"]
+        assert not _child_of(os.getpid())
+
     def test_secrets_of_the_server_do_not_reach_the_child(
         self, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Its environment is built from nothing, and no variable of it steers the runtime."""
         monkeypatch.setenv("RAMRACK_ADMIN_TOKEN", "secret")
         monkeypatch.setenv("ORT_LOAD_CONFIG_FROM_MODEL", "1")
-        environment = _environment(2)
+        environment = child_environment(2)
         assert "secret" not in environment.values()
         assert "ORT_LOAD_CONFIG_FROM_MODEL" not in environment
         assert environment["OMP_NUM_THREADS"] == "2"

@@ -10,15 +10,16 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import onnx
 import pytest
 
 from models import pack
+from models.child import Limits
 from models.convert.onnx_file import package_onnx
 from models.errors import LoadFailed
-from models.inspect import Limits
 from models.pack import VersionInspector, environment
 from models.packed_object import PackedObject, Part
 from models.runtime.onnx import OnnxLoader
@@ -35,7 +36,9 @@ from models.weight_mode import (
 )
 from registry.files import Files
 from registry.ident import digest_hex
-from registry.manifest import JsonObject, Manifest, TensorEntry
+from registry.manifest import Json, JsonObject, Manifest, TensorEntry
+from registry.objects import LEASE_S
+from registry.packed import PackedTensor, parse_packed_tensor
 from registry.store import Store
 from tests import graphs
 from tests.disk_model import PowerCut, UnsyncedFiles
@@ -114,7 +117,7 @@ class TestChoosing:
 
 
 class FakeChild:
-    """Answers as the child would, for a version with two tensors, of which it packs both."""
+    """Answers as the child would, for a version whose blobs are its tensors, which it packs."""
 
     def __init__(self) -> None:
         self.tasks: list[str] = []
@@ -122,54 +125,87 @@ class FakeChild:
         self.graph = b"packed graph"
         self.failing: dict[str, str] = {}
         self.lie = False
+        self.tensor_lie: JsonObject = {}  # what it says of each tensor instead
         self.count: int | None = None  # bytes of each object that it says are served
+        self.shape = "a shape"
+        self.ratios = {"private": 1.0, "mapped": 2.0, "packed": 1.0}
+        self.difference = 0.0  # of the packed form to the published one
+        self.private_bytes = 0  # of the packed form
+        self.packed_blobs: list[bytes] = []
         self.lock = threading.Lock()
 
-    def __call__(
-        self,
-        request: JsonObject,
-        manifest: Manifest,
-        objects_dir: Path,
-        limits: Limits,
-        cancelled: threading.Event | None = None,
-        file_bytes: int = 0,
-    ) -> JsonObject:
+    def __call__(self, *_: object) -> FakeChild:
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def ask(self, request: JsonObject, limits: Limits) -> JsonObject:
         task = str(request["task"])
         with self.lock:
             self.tasks.append(task)
         if task in self.failing:
             raise LoadFailed(self.failing[task])
+        if task == "describe":
+            return {"shape": self.shape}
+        if task == "inspect":
+            return self._inspect(request)
         if task == "pack":
             return self._pack(request)
         return {
             "private": _form_json(100 * MIB, 1.0),
-            "mapped": _form_json(0, 2.0),
-            "packed": _form_json(0, 1.0),
+            "mapped": _form_json(0, self.ratios["mapped"]),
+            "packed": _form_json(0, self.ratios["packed"]),
         }
 
     def _pack(self, request: JsonObject) -> JsonObject:
-        data = b"".join(self.blobs)
         Path(str(request["graph_path"])).write_bytes(self.graph)
-        Path(str(request["data_path"])).write_bytes(data)
-        items, offset = [], 0
+        Path(str(request["data_path"])).write_bytes(b"".join(self.blobs))
+        items: list[PackedObject] = []
+        tensors: list[JsonObject] = []
+        reused: list[Json] = []
+        resident: dict[str, Json] = {}
+        offset = 0
+        known = request["known"]
+        assert isinstance(known, list)
+        uses = {parse_packed_tensor(item).use for item in known}
         for blob in self.blobs:
-            items.append(PackedObject(digest_of(blob), (Part(0, offset, len(blob)),)))
-            offset += len(blob)
+            size, digest = len(blob), digest_of(blob)
+            resident[digest] = size if self.count is None else self.count
+            if digest in uses:
+                reused.append(digest)
+            else:
+                self.packed_blobs.append(blob)
+                items.append(PackedObject(digest, (Part(0, offset, size),)))
+                names = {"offset": "0", "length": str(size)}
+                tensor = PackedTensor(digest, digest, digest, names, size).to_json()
+                tensors.append(tensor | self.tensor_lie)
+            offset += size
+        # A table, which nobody packs: the published tensor stands in for itself.
+        table = digest_of(b"tensor")
+        if "table" in uses:
+            reused.append("table")
+        else:
+            tensors.append(
+                PackedTensor("table", table, table, {"offset": "0", "length": "6"}, 6).to_json()
+            )
         if self.lie:
             items[0] = replace(items[0], digest=digest_of(b"what is not there"))
         return {
             "objects": [item.to_json() for item in items],
-            "resident": {
-                item.digest: item.size_bytes if self.count is None else self.count for item in items
-            },
-        }
+            "resident": resident, "tensors": [*tensors], "reused": reused,
+        }  # fmt: skip
 
-    def inspect(self, *_: object, has_prepacking: bool = True) -> Inspection:
-        with self.lock:
-            self.tasks.append("inspect")
-        return Inspection(
-            SIGNATURE, True, "", False, 0.001, 0.01, WEIGHT_BYTES, has_prepacking=has_prepacking
-        )
+    def _inspect(self, request: JsonObject) -> JsonObject:
+        found = Inspection(
+            SIGNATURE, True, "", False, 0.001, 0.01,
+            self.private_bytes if "packed_graph" in request else WEIGHT_BYTES,
+            has_prepacking=bool(request.get("has_prepacking", True)),
+        ).to_json()  # fmt: skip
+        return found | ({"difference": self.difference} if "packed_graph" in request else {})
 
 
 def _form_json(private_bytes: int, ratio: float) -> JsonObject:
@@ -203,14 +239,14 @@ class Desk:
     def open(self) -> Store:
         return Store.open(self.root, files=self.files, monotonic_s=self.clock, reserve_bytes=0)
 
-    def push(self, store: Store, model: str = "m") -> Manifest:
-        for data in (b"graph", b"tensor"):
+    def push(self, store: Store, model: str = "m", graph: bytes = b"graph") -> Manifest:
+        for data in (graph, b"tensor"):
             with store.begin_upload(digest_of(data), len(data)) as upload:
                 upload.write(data)
                 upload.commit()
         entry = TensorEntry(digest_of(b"tensor"), 6)
         manifest = Manifest(
-            model, digest_of(b"graph"), (entry,), SIGNATURE.to_json(), {"name": "onnx"}
+            model, digest_of(graph), (entry,), SIGNATURE.to_json(), {"name": "onnx"}
         )
         store.publish(manifest)
         return manifest
@@ -227,8 +263,7 @@ class Desk:
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
     """Weights count as large, whatever the size of the tensor that stands for them."""
     child = FakeChild()
-    monkeypatch.setattr(pack, "ask_child", child)
-    monkeypatch.setattr(pack, "inspect_version", child.inspect)
+    monkeypatch.setattr(pack, "InspectionChild", child)
     monkeypatch.setattr(pack, "reason_not_to_pack", lambda *_: None)
     monkeypatch.setattr(pack, "is_in_graph", lambda _: False)
     return Desk(tmp_path / "store", child)
@@ -247,12 +282,12 @@ class TestRemembering:
         assert found.mode == "packed"
         assert found.graph == digest_of(desk.child.graph)
         assert set(found.resident) == {digest_of(data) for data in desk.child.blobs} | {found.graph}
-        assert desk.child.tasks == ["inspect", "pack", "compare"]
+        assert desk.child.tasks == ["describe", "inspect", "pack", "compare"]
         assert desk.inspect(store, desk.push(store, "other")) == found
         store.close()
         with desk.open() as again:
             assert desk.inspect(again, desk.push(again)) == found
-        assert len(desk.child.tasks) == 3
+        assert len(desk.child.tasks) == 4
 
     def test_trees_in_another_format_are_private_all_the_same(
         self, desk: Desk, store: Store, monkeypatch: pytest.MonkeyPatch
@@ -323,7 +358,10 @@ class TestDamage:
             path.write_bytes(b"x" + good[1:] if damage == "flipped" else good[:-1])
         assert desk.inspect(store, manifest) == found
         assert path.read_bytes() == good
-        assert desk.child.tasks.count("pack") == 2
+        # That a tensor is damaged shows when it is to be used again.
+        assert desk.child.tasks.count("pack") == (2 if index == 2 else 3)
+        packed = [*desk.child.blobs, *desk.child.blobs[: 1 if index == 0 else 0]]
+        assert desk.child.packed_blobs == packed
         assert not store.verify().damaged
 
     def test_a_child_that_lies_is_not_believed(self, desk: Desk, store: Store) -> None:
@@ -372,7 +410,7 @@ class TestFullDisk:
         found = desk.inspect(store, manifest)
         assert found.mode == "private"
         assert "no room to pack: it needs up to 44 bytes of disk, 23 are free" in found.mode_reason
-        assert desk.child.tasks == ["inspect", "compare"]
+        assert desk.child.tasks == ["describe", "inspect", "compare"]
 
     def test_a_disk_that_fills_up_leaves_the_version_private(
         self, desk: Desk, store: Store
@@ -444,6 +482,178 @@ class TestCrash:
         assert not store.verify().damaged
 
 
+ONE, TWO, OTHER = b"first blob", b"second blob", b"another blob"
+
+
+class TestSharing:
+    def pair(self, desk: Desk, store: Store) -> tuple[Manifest, Manifest]:
+        """Inspect one version; return it, and another that differs in one of two tensors."""
+        first, second = desk.push(store), desk.push(store, graph=b"other graph")
+        desk.inspect(store, first)
+        desk.child.tasks.clear()
+        desk.child.blobs, desk.child.graph = (ONE, OTHER), b"another packed graph"
+        return first, second
+
+    def test_what_a_version_shares_is_packed_and_measured_once(
+        self, desk: Desk, store: Store
+    ) -> None:
+        """The other one is inspected as it is served, and says why it is not measured."""
+        _, second = self.pair(desk, store)
+        before = store.usage()
+        found = desk.inspect(store, second)
+        assert desk.child.tasks == ["describe", "pack", "inspect"]
+        assert desk.child.packed_blobs == [ONE, TWO, OTHER]
+        assert found.mode == "packed"
+        assert "as measured for another version of the same graph" in found.mode_reason
+        assert set(found.resident) == {digest_of(ONE), digest_of(OTHER), found.graph}
+        after = store.usage()
+        assert after.objects - before.objects == 2
+        assert after.object_bytes - before.object_bytes == len(OTHER) + len(desk.child.graph)
+
+    def test_it_is_found_after_a_start_too(self, desk: Desk, store: Store) -> None:
+        """The index on the disk says it all."""
+        _, second = self.pair(desk, store)
+        store.close()
+        with desk.open() as again:
+            assert desk.inspect(again, second).mode == "packed"
+        assert desk.child.packed_blobs == [ONE, TWO, OTHER]
+
+    @pytest.mark.parametrize("what", ["runtime", "processor"])
+    def test_nothing_of_another_environment_is_shared(
+        self, desk: Desk, store: Store, monkeypatch: pytest.MonkeyPatch, what: str
+    ) -> None:
+        """Neither what was packed nor what was measured."""
+        _, second = self.pair(desk, store)
+        if what == "runtime":
+            monkeypatch.setattr(pack, "installed_version", lambda _: "99.0")
+        else:
+            monkeypatch.setattr(pack, "_read_cpu_info", lambda: "flags : avx1024")
+        desk.inspect(store, second)
+        assert desk.child.tasks == ["describe", "inspect", "pack", "compare"]
+        assert desk.child.packed_blobs == [ONE, TWO, ONE, OTHER]
+
+    def test_a_graph_of_another_shape_is_measured_and_shares_tensors(
+        self, desk: Desk, store: Store
+    ) -> None:
+        """What kernels make of a tensor does not depend on the rest of the graph."""
+        _, second = self.pair(desk, store)
+        desk.child.shape = "another shape"
+        desk.inspect(store, second)
+        assert desk.child.tasks == ["describe", "inspect", "pack", "compare"]
+        assert desk.child.packed_blobs == [ONE, TWO, OTHER]
+
+    @pytest.mark.parametrize("damage", ["flipped", "missing"])
+    def test_a_shared_object_that_is_damaged_is_built_again(
+        self, desk: Desk, store: Store, damage: str
+    ) -> None:
+        """Both versions have it again."""
+        first, second = self.pair(desk, store)
+        path = store.objects_dir / digest_hex(digest_of(ONE))
+        path.chmod(0o644)
+        if damage == "missing":
+            path.unlink()
+        else:
+            path.write_bytes(b"x" + ONE[1:])
+        found = desk.inspect(store, second)
+        assert path.read_bytes() == ONE
+        assert not store.verify().damaged
+        assert digest_of(ONE) in found.resident
+        desk.child.tasks.clear()
+        assert desk.inspect(store, first).mode == "packed"
+        assert desk.child.tasks == []
+
+    def test_gc_keeps_what_the_other_version_uses(self, desk: Desk, store: Store) -> None:
+        """It goes with the last of them."""
+        _, second = self.pair(desk, store)
+        desk.inspect(store, second)
+        paths = {
+            data: store.objects_dir / digest_hex(digest_of(data)) for data in (ONE, TWO, OTHER)
+        }
+        for version, left in ((1, [ONE, OTHER]), (2, [])):
+            store.delete_version("m", version)
+            desk.clock.now_s += 2 * LEASE_S
+            store.gc()
+            assert [data for data, path in paths.items() if path.exists()] == left
+
+    def test_a_crash_on_the_way_leaves_the_other_version_as_it_was(self, desk: Desk) -> None:
+        """What was stored and is named by nobody goes with gc; what is shared stays."""
+
+        def cut(*_: object) -> None:
+            raise PowerCut
+
+        store = desk.open()
+        first, second = self.pair(desk, store)
+        store.packed.add = cut  # type: ignore[method-assign]  # the process ends with this store
+        with pytest.raises(PowerCut):
+            desk.inspect(store, second)
+        store.close()
+        with desk.open() as again:
+            desk.child.tasks.clear()
+            assert desk.inspect(again, first).mode == "packed"
+            assert desk.child.tasks == []
+            assert again.gc().objects == 2
+            assert not again.verify().damaged
+            assert desk.inspect(again, second).mode == "packed"
+
+    @pytest.mark.parametrize(
+        "lie",
+        [
+            {"source": digest_of(OTHER)},
+            {"names": {"offset": "4", "length": "10"}},
+            {"object": digest_of(b"tensor")},
+        ],
+        ids=["another tensor", "another place", "another object"],
+    )
+    def test_what_does_not_hold_a_tensor_stands_in_for_none(
+        self, desk: Desk, store: Store, lie: JsonObject
+    ) -> None:
+        """Else a pushed graph could slip its weights under those of another model."""
+        desk.child.tensor_lie = lie
+        found = desk.inspect(store, desk.push(store))
+        assert (found.mode, found.graph) == ("private", "")
+        assert "which it does not" in found.mode_reason
+
+    @pytest.mark.parametrize(
+        ("what", "value"),
+        [("difference", 0.5), ("difference", float("nan")), ("private_bytes", 64 * MIB)],
+    )
+    def test_what_does_not_hold_for_its_like_is_measured(
+        self, desk: Desk, store: Store, what: str, value: float
+    ) -> None:
+        """Other answers, or weights that the runtime copies all the same."""
+        _, second = self.pair(desk, store)
+        setattr(desk.child, what, value)
+        desk.inspect(store, second)
+        assert "compare" in desk.child.tasks
+
+    def test_what_cannot_be_compared_is_packed_without_what_was_known(
+        self, desk: Desk, store: Store
+    ) -> None:
+        """An object that does not fit this version costs time, and not its packed form."""
+        _, second = self.pair(desk, store)
+        desk.child.shape = "another shape"
+        desk.child.failing["compare"] = "the runtime refuses the graph"
+        assert desk.inspect(store, second).mode == "private"
+        assert desk.child.packed_blobs == [ONE, TWO, OTHER, ONE, OTHER]
+        assert store.packed.find(second.content_digest) is None
+
+    def test_that_nothing_pays_is_measured_again(self, desk: Desk, store: Store) -> None:
+        """It may have been the hour: what else ran, or how full the disk was."""
+        desk.child.ratios["packed"] = 1.5
+        _, second = self.pair(desk, store)
+        desk.child.ratios["packed"] = 1.0
+        assert desk.inspect(store, second).mode == "packed"
+        assert "compare" in desk.child.tasks
+
+    def test_that_mapping_is_as_fast_holds_for_its_like(self, desk: Desk, store: Store) -> None:
+        """Then nothing is packed."""
+        desk.child.ratios["mapped"] = 1.0
+        _, second = self.pair(desk, store)
+        found = desk.inspect(store, second)
+        assert (found.mode, found.has_prepacking) == ("mapped", False)
+        assert desk.child.tasks == ["describe", "inspect"]
+
+
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     """One store for all that is packed for real, so that little is packed twice."""
@@ -499,7 +709,16 @@ class TestForReal:
     def test_a_version_that_changed_one_layer_shares_the_others(self, shelf: Store) -> None:
         """On disk and in memory only the changed layer comes on top."""
         inspect = VersionInspector(shelf, 1, 120.0)
-        found = [inspect(self.push(shelf, graphs.layers(1, 2, last)), 64 * MIB) for last in (3, 4)]
+        manifests = [self.push(shelf, graphs.layers(1, 2, last)) for last in (3, 4)]
+        found = [inspect(manifest, 64 * MIB) for manifest in manifests]
+        assert "another version" in found[1].mode_reason
+        plain = replace(found[1], graph="", resident={})
+        for left, right in zip(
+            self.load_and_answer(shelf, manifests[1], plain),
+            self.load_and_answer(shelf, manifests[1], found[1]),
+            strict=True,
+        ):
+            assert np.array_equal(left, right)
         own = {key: size for key, size in found[1].resident.items() if key not in found[0].resident}
         assert sum(own.values()) < 0.4 * sum(found[1].resident.values())
 

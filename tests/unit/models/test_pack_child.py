@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,9 +12,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from models.child import InspectionChild, Limits
 from models.compare_child import compare
 from models.errors import LoadFailed
-from models.inspect import Limits, ask_child
+from models.graph_shape import shape_of
 from models.memory import anonymous_bytes, trim
 from models.pack_child import compact, pack
 from models.package import Package
@@ -24,6 +25,7 @@ from models.signature import parse_signature
 from models.synthetic import first_inputs, make_inputs
 from registry.ident import digest_hex
 from registry.manifest import JsonObject
+from registry.packed import PackedTensor, parse_packed_tensor
 from tests import graphs
 from tests.unit.models.conftest import MIB, Shelf
 
@@ -135,11 +137,28 @@ class Packed:
         assert isinstance(resident, dict)
         return {str(digest): int(str(count)) for digest, count in resident.items()}
 
+    @property
+    def tensors(self) -> list[PackedTensor]:
+        described = self.found["tensors"]
+        assert isinstance(described, list)
+        return [parse_packed_tensor(item) for item in described]
 
-def packed_on(shelf: Shelf, folder: Path, model: onnx.ModelProto) -> Packed:
+    @property
+    def new_objects(self) -> int:
+        described = self.found["objects"]
+        assert isinstance(described, list)
+        return len(described)
+
+
+def packed_on(
+    shelf: Shelf, folder: Path, model: onnx.ModelProto, known: Sequence[PackedTensor] = ()
+) -> Packed:
     package = shelf.put(model)
     graph, data = folder / "graph.part", folder / "data.part"
-    found = pack(package.manifest, shelf.objects_dir, threads=1, graph_path=graph, data_path=data)
+    found = pack(
+        package.manifest, shelf.objects_dir,
+        threads=1, graph_path=graph, data_path=data, known=known,
+    )  # fmt: skip
     described = found["objects"]
     assert isinstance(described, list)
     with data.open("rb") as file:
@@ -213,7 +232,10 @@ class TestPacking:
         """What no kernel packs is not written a second time."""
         packed = packed_on(shelf, tmp_path, graphs.big(4))
         table = packed.package.manifest.tensors[0]
-        assert packed.found == {"objects": [], "resident": {table.digest: table.size_bytes}}
+        assert packed.found["objects"] == []
+        assert packed.found["resident"] == {table.digest: table.size_bytes}
+        assert [tensor.object for tensor in packed.tensors] == [table.digest]
+        assert (tmp_path / "data.part").stat().st_size == 0
 
     def test_a_blob_that_is_damaged_or_elsewhere_is_never_used(
         self, shelf: Shelf, tmp_path: Path
@@ -242,10 +264,77 @@ class TestPacking:
             "is_compact": False,
             "graph_path": str(tmp_path / "graph.part"),
             "data_path": str(tmp_path / "data.part"),
+            "known": [],
         }
         limits = Limits(memory_bytes=256 * MIB, timeout_s=60.0, threads=1)
-        with pytest.raises(LoadFailed):
-            ask_child(request, package.manifest, shelf.objects_dir, limits, file_bytes=10 * MIB)
+        with (
+            InspectionChild(package.manifest, shelf.objects_dir, file_bytes=10 * MIB) as child,
+            pytest.raises(LoadFailed, match=r"ended with|refuses|killed by SIGXFSZ"),
+        ):
+            child.ask(request, limits)
+
+
+class TestReuse:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_a_version_whose_tensors_are_all_known_packs_nothing(
+        self, shelf: Shelf, tmp_path: Path, kind: str
+    ) -> None:
+        """It gets the same graph over the same objects as by packing it anew."""
+        first = packed_on(shelf, tmp_path, KINDS[kind]())
+        again = packed_on(shelf, tmp_path, KINDS[kind](), first.tensors)
+        assert first.tensors
+        assert again.new_objects == 0
+        assert again.found["tensors"] == []
+        assert again.resident == first.resident
+        answers = []
+        for packed in (first, again):
+            signature = parse_signature(packed.package.manifest.signature)
+            servable = OnnxServable(open_session(packed.graph, 1, is_packed=True), signature)
+            style, _ = first_inputs(servable.run, signature)
+            answers.append(servable.run(make_inputs(signature, style, 3))[0])
+        assert np.array_equal(*answers)
+
+    def test_only_the_layers_that_changed_are_packed(self, shelf: Shelf, tmp_path: Path) -> None:
+        """The others keep the objects they have, and the version answers as the published one."""
+        first = packed_on(shelf, tmp_path, graphs.layers(1, 2, 3))
+        second = packed_on(shelf, tmp_path, graphs.layers(1, 2, 4), first.tensors)
+        assert (first.new_objects, second.new_objects) == (3, 1)
+        assert (tmp_path / "data.part").stat().st_size < 1.1 * 2 * 4 * MIB
+        assert len(second.resident.keys() & first.resident.keys()) == 2
+        assert second.resident == packed_on(shelf, tmp_path, graphs.layers(1, 2, 4)).resident
+        second = packed_on(shelf, tmp_path, graphs.layers(1, 2, 4), first.tensors)
+        plain = shelf.load(second.package)
+        trim()
+        before = anonymous_bytes()
+        session = open_session(second.graph, 1, is_packed=True)
+        trim()
+        assert anonymous_bytes() - before < 0.2 * second.package.manifest.weight_bytes
+        servable = OnnxServable(session, plain.signature)
+        style, _ = first_inputs(plain.run, plain.signature)
+        for rows in (1, 3, 32):
+            inputs = make_inputs(plain.signature, style, rows)
+            assert np.array_equal(plain.run(inputs)[0], servable.run(inputs)[0])
+
+    def test_a_tensor_that_other_nodes_use_otherwise_is_packed_anew(
+        self, shelf: Shelf, tmp_path: Path
+    ) -> None:
+        """What kernels make of it depends on the operator and its attributes."""
+        plain = packed_on(shelf, tmp_path, graphs.layers(1, operator="Gemm"))
+        model = graphs.layers(1, operator="Gemm")
+        (gemm,) = [node for node in model.graph.node if node.op_type == "Gemm"]
+        gemm.attribute.append(helper.make_attribute("transB", 1))
+        other = packed_on(shelf, tmp_path, model, plain.tensors)
+        assert other.new_objects == 1
+        assert other.found["reused"] == []
+
+    def test_the_shape_of_a_graph_leaves_out_the_values_alone(self) -> None:
+        """Another size, another operator or another axis is another graph."""
+        shape = shape_of(graphs.layers(1, 2))
+        assert shape_of(graphs.layers(3, 4)) == shape
+        others = [graphs.layers(1), graphs.layers(1, 2, operator="Gemm"), graphs.big(4), lstm()]
+        steered = lstm()
+        steered.graph.initializer[-1].CopyFrom(graphs.weights("first", np.array([1], np.int64)))
+        assert len({shape, *map(shape_of, others), shape_of(steered)}) == 6
 
 
 class TestCompacting:
@@ -254,11 +343,9 @@ class TestCompacting:
     ) -> None:
         """Trees are of each worker whatever is done, but need not be held twice by each."""
         package = shelf.put(graphs.forest(10, 12))
-        graph, data = tmp_path / "graph.part", tmp_path / "data.part"
-        found = compact(
-            package.manifest, shelf.objects_dir, threads=1, graph_path=graph, data_path=data
-        )
-        assert found == {"objects": [], "resident": {}}
+        graph = tmp_path / "graph.part"
+        found = compact(package.manifest, shelf.objects_dir, threads=1, graph_path=graph)
+        assert not any(found.values())
         signature = parse_signature(package.manifest.signature)
         taken, answers = [], []
         for path, is_packed in (

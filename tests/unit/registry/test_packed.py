@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from registry.errors import InvalidInput
 from registry.manifest import Manifest, TensorEntry
 from registry.objects import LEASE_S
-from registry.packed import PackedEntry
+from registry.packed import PackedEntry, PackedTensor, parse_packed_tensor
 from registry.store import Store
 from tests.store_driver import Clock
 
@@ -62,6 +63,40 @@ def test_an_entry_of_another_machine_does_not_count(here: Store) -> None:
     here.packed.add(entry_of(here, manifest))
     here.packed.environment = "another"
     assert here.packed.find(manifest.content_digest) is None
+
+
+def test_tensors_and_shapes_are_found_here_and_after_a_start(here: Store) -> None:
+    """By any tensor of the version; not on another machine, and not without a shape."""
+    manifest = publish(here)
+    source = manifest.tensors[0].digest
+    blob = put(here, b"packed")
+    own = PackedTensor("use", source, blob, {"offset": "0", "length": "6"}, 6)
+    made = PackedTensor("other use", put(here, b"computed"), blob, {}, 6)
+    entry = replace(entry_of(here, manifest), shape="shape", tensors=(own, made))
+    here.packed.add(entry)
+    root = here.root
+    for _ in range(2):
+        assert here.packed.tensors_of({source}) == (own, made)
+        assert here.packed.tensors_of({blob}) == ()
+        assert here.packed.of_shape("shape") == (entry,)
+        assert here.packed.of_shape("") == here.packed.of_shape("other") == ()
+        here.packed.environment = "another"
+        assert here.packed.tensors_of({source}) == here.packed.of_shape("shape") == ()
+        here.close()
+        here = Store.open(root)
+        here.packed.environment = HERE
+    here.close()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"use": 1}, {"source": "x"}, {"served_bytes": -1}, {"names": []}]
+)
+def test_what_describes_no_tensor_is_refused(wrong: dict[str, object]) -> None:
+    """The child says so, or an entry on the disk."""
+    tensor = PackedTensor("use", "sha256:" + "0" * 64, "sha256:" + "1" * 64, {}, 6)
+    with pytest.raises(InvalidInput):
+        parse_packed_tensor(tensor.to_json() | wrong)
+    assert parse_packed_tensor(tensor.to_json()) == tensor
 
 
 def test_gc_keeps_what_an_entry_of_a_version_names(here: Store, clock: Clock) -> None:

@@ -117,7 +117,8 @@ async def test_what_was_evicted_comes_back(residency, folder, monkeypatch):
     assert residency.returned_bytes == 0
     # Pages that are mapped cannot be dropped from outside; the kernel could under pressure.
     await residency.release(A)
-    monkeypatch.setattr(MappedObject, "touch", lambda _self, _start: 0)
+    for step in ("touch", "want"):
+        monkeypatch.setattr(MappedObject, step, lambda _self, _start: 0)
     evict(folder / "y")
     await residency.hold(A, sizes(folder, "x", "y"))
     monkeypatch.undo()
@@ -145,9 +146,29 @@ async def test_reading_is_bounded_and_what_is_cached_is_not(folder, monkeypatch)
 
     await slow.hold(A, sizes(folder, "y"))
 
-    # The first piece is due after 1000 s, and the clock above says that 100 have passed.
-    assert slept[0] == pytest.approx(900, rel=0.01)
+    # All of it was asked for ahead and is due after 2000 s; the clock says that 100 have passed.
+    assert slept[0] == pytest.approx(1900, rel=0.01)
     slow.close()
+
+
+async def test_what_lies_behind_is_read_too_where_the_start_was_not_cached(folder, monkeypatch):
+    """A load compares it with the start; it is neither mapped nor kept, and counts for the rate."""
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        "serving.control.mapping.os.posix_fadvise",
+        lambda _fd, start, length, _advice: asked.append((start, length)),
+    )
+    made = Residency(lambda digest: folder / digest, bytes_per_s=0, is_locking=False)
+    await made.hold(A, {"y": 4096})
+    assert asked == []
+    await made.release(A)
+    monkeypatch.setattr(MappedObject, "want", lambda _self, _start: 4096)
+    await made.hold(A, {"y": 4096})
+    end = 2 * CHUNK_BYTES + 5
+    assert [start for start, _ in asked] == [4096, 4096 + CHUNK_BYTES]
+    assert sum(length for _, length in asked) == end - 4096
+    assert made.of(A).size_bytes == 4096
+    made.close()
 
 
 async def test_an_old_kernel_reads_instead(residency, folder, monkeypatch):

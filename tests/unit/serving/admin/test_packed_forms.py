@@ -149,6 +149,33 @@ async def test_a_start_whose_answers_have_drifted_serves_and_says_so(world, pack
     assert world.control.status("m", 1) == ("READY", "loaded and warmed up in every worker")
 
 
+async def test_a_start_also_tells_what_has_drifted_that_was_never_packed(world):
+    """Another processor or runtime may answer otherwise whatever becomes of the weights."""
+    await world.push_loaded("m", 1)
+    drift = "its answers have drifted since it was pushed: golden row 1: y is 2, was 1"
+    world.inspector.drifted[world.control.writer.record("m", 1).manifest.graph] = drift
+
+    await world.restart()
+    await world.control.restored()
+
+    assert world.control.status("m", 1) == ("READY", drift)
+    events = [e for e in world.store.events.read() if e.kind == "drifted"]
+    assert [(e.model, e.version, e.reason) for e in events] == [("m", 1, drift)]
+
+
+async def test_a_start_that_cannot_inspect_keeps_what_was_never_packed(world):
+    """It served before."""
+    await world.push_loaded("m", 1)
+    before = inspection(world)
+    world.inspector.refused[world.control.writer.record("m", 1).manifest.graph] = "too slow"
+
+    await world.restart()
+    await world.control.restored()
+
+    assert world.control.status("m", 1)[0] == "READY"
+    assert inspection(world) == before
+
+
 async def test_a_start_that_cannot_pack_serves_all_the_same(world, packing):
     """What was packed is a cache: without it the version is opened as it was published."""
     await loaded(world, packing)
