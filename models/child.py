@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -132,8 +133,9 @@ class _Process:
             os.close(child_bell)
 
     def end(self) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
+        # The child leads a group of its own: what it may have started ends with it.
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         for descriptor in (self._answer_fd, self._bell_fd, self._questions_fd):
             os.close(descriptor)

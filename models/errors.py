@@ -27,5 +27,9 @@ class RunFailed(ModelsError):
     """The computation failed through no fault of the caller."""
 
 
+class RunTooLarge(RunFailed):
+    """The run needed more memory than runs may take: its input asks for too much."""
+
+
 class RunTerminated(ModelsError):
     """The run was ended from outside, because it took longer than the version may take."""

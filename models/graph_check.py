@@ -14,6 +14,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from models.errors import LoadFailed, ModelsError
+from models.graph_functions import FunctionKey, check_functions, domain_of, functions_of
 from models.graph_walk import is_external, scopes, tensor_bytes, tensors
 from registry.ident import digest_hex, shown
 from registry.manifest import Manifest
@@ -66,18 +67,15 @@ def check_structure(model: onnx.ModelProto, error: type[ModelsError]) -> None:
             f"IR version {model.ir_version} is newer than the runtime knows ({MAX_IR_VERSION}): "
             "export for an older one"
         )
-    functions = {(_domain(f.domain), f.name) for f in model.functions}
+    functions = functions_of(model)
     own_domains = {domain for domain, _ in functions}
     _check_opsets(model.opset_import, own_domains, error)
     for function in model.functions:
         _check_opsets(function.opset_import, own_domains, error)
-    calls: dict[tuple[str, str], set[tuple[str, str]]] = {key: set() for key in functions}
     for scope in scopes(model, error):
         for node in scope.nodes:
             _check_domain(node, functions, error)
-    for function in model.functions:
-        calls[_domain(function.domain), function.name] = _called(function, functions, error)
-    _refuse_recursion(calls, error)
+    check_functions(model, error)
 
 
 def has_control_flow(model: onnx.ModelProto) -> bool:
@@ -104,7 +102,7 @@ def _check_opsets(
     imports: Iterable[onnx.OperatorSetIdProto], own_domains: set[str], error: type[ModelsError]
 ) -> None:
     for entry in imports:
-        domain = _domain(entry.domain)
+        domain = domain_of(entry.domain)
         newest = MAX_OPSETS.get(domain)
         if newest is not None and entry.version > newest:
             raise error(
@@ -121,9 +119,11 @@ def _is_unused(domain: str) -> bool:
 
 
 def _check_domain(
-    node: onnx.NodeProto, functions: set[tuple[str, str]], error: type[ModelsError]
+    node: onnx.NodeProto, functions: set[FunctionKey], error: type[ModelsError]
 ) -> None:
-    domain = _domain(node.domain)
+    domain = domain_of(node.domain)
+    if type(node.op_type) is not str:
+        raise error(f"operator {shown(node.op_type)}: its name is not UTF-8")
     if domain not in MAX_OPSETS and (domain, node.op_type) not in functions:
         raise error(
             f"operator {shown(node.op_type)} of domain {shown(domain)} is unknown: "
@@ -131,38 +131,9 @@ def _check_domain(
         )
 
 
-def _called(
-    function: onnx.FunctionProto,
-    functions: set[tuple[str, str]],
-    error: type[ModelsError],
-) -> set[tuple[str, str]]:
-    alone = onnx.ModelProto()
-    alone.functions.add().CopyFrom(function)
-    called = {
-        (_domain(node.domain), node.op_type) for s in scopes(alone, error) for node in s.nodes
-    }
-    return called & functions
-
-
-def _refuse_recursion(
-    calls: Mapping[tuple[str, str], set[tuple[str, str]]], error: type[ModelsError]
-) -> None:
-    """Take away functions that call no other until none is left; what stays is a circle."""
-    left = {name: set(called) for name, called in calls.items()}
-    while left:
-        done = {name for name, called in left.items() if not called & left.keys()}
-        if not done:
-            raise error(f"function {shown(min(left)[1])} calls itself")
-        for name in done:
-            del left[name]
-
-
-def _domain(domain: str) -> str:
-    return "" if domain == "ai.onnx" else domain
-
-
 def _check_reference(tensor: onnx.TensorProto, where: str, sizes: Mapping[str, int]) -> Slice:
-    fields = {entry.key: entry.value for entry in tensor.external_data}
+    # Bytes where the text is not UTF-8: no key, name or number that is looked for.
+    fields = {str(entry.key): str(entry.value) for entry in tensor.external_data}
     if len(fields) != len(tensor.external_data) or set(fields) != {"location", "offset", "length"}:
         raise LoadFailed(f"{where}: its external data must have location, offset and length once")
     if tensor.data_location != onnx.TensorProto.EXTERNAL or tensor.HasField("raw_data"):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from models import priority
+from models import confinement, priority
 from models.errors import LoadFailed
 from registry.ident import digest_hex
 from registry.manifest import JsonObject, Manifest, parse_manifest
@@ -34,6 +34,9 @@ _LIBRARY_BYTES: Final = 256 << 20
 def main() -> int:
     """Answer each question with ``found`` or ``reason``."""
     answer_fd, questions_fd, parent_pid, file_bytes = map(int, sys.argv[1:])
+    # First, for it may make the kernel forget whose death ends this process.
+    confinement.leave_network()
+    confinement.gain_nothing()
     _die_with(parent_pid)
     _confine(file_bytes)
     while sys.stdin.buffer.read(1):

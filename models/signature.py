@@ -18,6 +18,7 @@ DATATYPES: Final = (
     "FP16", "FP32", "FP64", "BYTES",
 )  # fmt: skip
 MAX_DIMENSIONS: Final = 8
+MAX_DIMENSION: Final = 2**63 - 1  # of any runtime and of numpy
 MAX_TENSOR_SPECS: Final = 10_000
 _SPEC_KEYS: Final = frozenset(
     {"name", "datatype", "shape", "columns", "labels", "categories", "missing", "method"}
@@ -196,8 +197,12 @@ def _spec(item: object, where: str) -> TensorSpec:
 
 
 def _shape(value: object, where: str) -> tuple[int, ...]:
-    if not isinstance(value, list) or not all(type(n) is int and n >= -1 for n in value):
-        raise InvalidInput(f"{where}: {shown(value)} must be a list of integers from -1")
+    if not isinstance(value, list) or not all(
+        type(n) is int and -1 <= n <= MAX_DIMENSION for n in value
+    ):
+        raise InvalidInput(
+            f"{where}: {shown(value)} must be a list of integers from -1 to {MAX_DIMENSION}"
+        )
     if len(value) > MAX_DIMENSIONS:
         raise InvalidInput(
             f"{where}: {len(value)} dimensions, at most {MAX_DIMENSIONS} are allowed"

@@ -15,6 +15,7 @@ from registry.errors import OverBudget
 from registry.manifest import Json, JsonObject
 
 DEFAULT_SHARE: Final = 0.75
+LEAST_RUN_BYTES: Final = 1 << 30
 UNMEASURED: Final = (
     "private memory is measured by the first load and not known before it: needs_bytes is a lower "
     "bound, the weights and the graph"
@@ -119,6 +120,11 @@ class Shares:
 def default_budget_bytes(available_bytes: int) -> int:
     """Return the budget where none is set; ``available_bytes``: what host and cgroup leave."""
     return int(available_bytes * DEFAULT_SHARE)
+
+
+def default_run_bytes(available_bytes: int, budget_bytes: int, workers: int) -> int:
+    """Return what the runs of one worker may take: its share of what the budget leaves."""
+    return max(LEAST_RUN_BYTES, (available_bytes - budget_bytes) // max(1, workers))
 
 
 def committed_bytes(held: Mapping[Key, Footprint], workers: int) -> int:

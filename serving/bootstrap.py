@@ -19,7 +19,7 @@ from typing import Final
 import uvloop
 
 from models.pack import VersionInspector
-from registry.budget import default_budget_bytes
+from registry.budget import default_budget_bytes, default_run_bytes
 from registry.errors import RegistryError, StoreFailed
 from registry.store import Store
 from serving.admin.app import create_admin_app
@@ -164,8 +164,13 @@ async def _serve(
         sockets = _open_sockets(settings, plan, inherited, stack)
         memory = stack.enter_context(MetricsMemory.create(regions_for(plan.workers)))
         objects_dir = store.objects_dir.resolve()
+        budget_bytes = _budget_bytes(settings, machine)
+        run_memory = settings.run_memory or default_run_bytes(
+            machine.available_bytes, budget_bytes, plan.workers
+        )
         supervisor = Supervisor(
-            replace(settings, tokens=data_tokens(settings, tokens)), plan=plan,
+            replace(settings, tokens=data_tokens(settings, tokens), run_memory=run_memory),
+            plan=plan,
             listeners=sockets.data, memory=memory, objects_dir=objects_dir,
             worker_command=worker_command, queues=sockets.queues,
             is_lasting=inherited.is_lasting, is_successor=former.are_serving,
@@ -174,7 +179,7 @@ async def _serve(
         inspect = VersionInspector(store, plan.threads, settings.inspect_timeout_s, is_closing)
         control = ControlPlane(
             store, supervisor, settings, inspect,
-            budget_bytes=_budget_bytes(settings, machine), workers=plan.workers,
+            budget_bytes=budget_bytes, workers=plan.workers,
         )  # fmt: skip
         supervisor.before_respawn(control.before_respawn)
         console = console_of(control, settings, memory)

@@ -14,6 +14,7 @@ from models.errors import (
     LoadFailed,
     RunFailed,
     RunTerminated,
+    RunTooLarge,
 )
 from registry.errors import (
     Conflict,
@@ -107,6 +108,7 @@ STATUS: Final[dict[type[Exception], int]] = {
     RequestTooSlow: 408,
     Conflict: 409,
     PayloadTooLarge: 413,
+    RunTooLarge: 413,
     UnsupportedMedia: 415,
     QueueFull: 429,
     HeadersTooLarge: 431,

@@ -129,6 +129,12 @@ class Settings:
         "together, or while a run is under way, shares one.",
         low=0, high=1000,
     )  # fmt: skip
+    run_memory: int = _setting(
+        0,
+        "Bytes that runs in one worker may take beside what it holds; a run that needs more fails. "
+        "0: its share of what memory_budget leaves of the machine, 1GiB at least.",
+        low=0, is_size=True,
+    )  # fmt: skip
     max_run_s: float = _setting(60.0, "Seconds one run may take before it is ended.", low=0.01)
     concurrent_loads: int = _setting(
         1, "Versions that may be checked, inspected and brought into RAM at once.", low=1, high=64

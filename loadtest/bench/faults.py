@@ -16,9 +16,11 @@ from typing import Final
 from loadtest.faults import (
     admin_storms,
     bad_requests,
+    damage,
     disk_steps,
     full_disk,
     parent_deaths,
+    scarcity,
     stops,
     swaps,
     worker_deaths,
@@ -33,8 +35,8 @@ from loadtest.lab.processes import LabFailed
 FAULTS: Final[dict[str, Fault]] = {
     fault.name: fault
     for module in (
-        worker_deaths, parent_deaths, disk_steps, full_disk, swaps, admin_storms, bad_requests,
-        stops,
+        worker_deaths, parent_deaths, disk_steps, full_disk, damage, scarcity, swaps, admin_storms,
+        bad_requests, stops,
     )
     for fault in module.FAULTS
 }  # fmt: skip

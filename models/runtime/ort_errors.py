@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from models.errors import InputRefused, ModelsError, RunFailed
+from models.errors import InputRefused, ModelsError, RunFailed, RunTooLarge
 
 _MAX_CHARACTERS: Final = 400
 _CODE: Final = re.compile(r"\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
@@ -51,7 +51,7 @@ def run_error(error: Exception) -> ModelsError:
     """Return the domain error for a failed run: whose fault it was, in clean words."""
     message = clean(str(error)) or type(error).__name__
     if is_out_of_memory(error):
-        return RunFailed(f"not enough memory for this input: {message}")
+        return RunTooLarge(f"not enough memory for this input: {message}")
     if type(error).__name__ == "InvalidArgument":
         return InputRefused(message)
     if _NODE.search(str(error)) and _INPUT_FAULT.search(message):

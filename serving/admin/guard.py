@@ -47,8 +47,11 @@ class AdminGuard:
         await self._app(scope, receive, send)
 
     def _admit(self, scope: Scope) -> None:
-        headers = {name.decode("latin-1"): value.decode("latin-1")
-                   for name, value in scope["headers"]}  # fmt: skip
+        headers: dict[str, str] = {}
+        for raw, value in scope["headers"]:
+            name, text = raw.decode("latin-1"), value.decode("latin-1")
+            # Two of a kind are one that equals nothing: a proxy in front may have looked at either.
+            headers[name] = f"{headers[name]}, {text}" if name in headers else text
         if scope["path"] not in HEALTH_PATHS:
             self._check_host(headers.get("host", ""), scope)
         if scope["method"] not in _SAFE_METHODS:

@@ -52,6 +52,11 @@ class Decompressor:
         self._head = b""
         self._members = 0
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that were decoded so far."""
+        return self._size_bytes
+
     def feed(self, chunk: bytes) -> None:
         """Take the next piece; raises PayloadTooLarge or InvalidInput as soon as it is known."""
         if not chunk:

@@ -79,7 +79,9 @@ class ControlPlane:
             drain_timeout_s=settings.drain_timeout_s,
         )
         self.traffic = TrafficControl(self.writer, PlanRunner(self.writer, self.load, self.unload))
-        self._rolling = RollingRestart(self.writer, self.ledger, fleet, available_bytes)
+        self._rolling = RollingRestart(
+            self.writer, self.ledger, fleet, available_bytes, self.loads.check_objects
+        )
         self._upgrade: Callable[[], Awaitable[None]] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._restore: asyncio.Task[None] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from registry.errors import Conflict, RegistryError
@@ -21,7 +21,11 @@ _log = logging.getLogger(__name__)
 
 
 class RollingRestart:
-    """Replaces the workers. ``available_bytes``: what the machine has left for more memory."""
+    """Replaces the workers.
+
+    ``available_bytes``: what the machine has left for more memory. ``check_objects``: makes
+    versions FAILED whose objects are damaged, before a new worker maps them.
+    """
 
     def __init__(
         self,
@@ -29,11 +33,13 @@ class RollingRestart:
         ledger: Ledger,
         fleet: Fleet,
         available_bytes: Callable[[], int],
+        check_objects: Callable[[], Awaitable[None]],
     ) -> None:
         self._writer = writer
         self._ledger = ledger
         self._fleet = fleet
         self._available_bytes = available_bytes
+        self._check_objects = check_objects
 
     def check(self, workers: int = 1) -> None:
         """Raise Conflict or MemoryShort where so many more workers cannot be started now."""
@@ -54,6 +60,7 @@ class RollingRestart:
         for done, slot in enumerate(slots):
             operation.at(f"replacing worker {slot + 1} of {len(slots)}", done / len(slots))
             self._check_memory()
+            await self._check_objects()
             await self._fleet.replace(slot)
         facts: JsonObject = {"workers": len(slots)}
         try:

@@ -245,7 +245,7 @@ class VersionLoads:
     async def check_objects(self) -> None:
         """Compare the objects of all loaded versions with their digests; damaged ones FAIL.
 
-        Called before a worker is started in place of one that died: it would map the damage.
+        Called before a worker is started in place of another: it would map the damage.
         Does not wait for the workers, for it is one of them that waits for this.
         """
         for key in sorted(self._writer.state.loaded):

@@ -117,13 +117,17 @@ class BodyReader:
 
 
 class Intake:
-    """One body that comes in: ``take`` each piece, ``decode`` it where that says so, ``finish``."""
+    """One body that comes in: ``take`` each piece, ``finish``.
 
-    __slots__ = ("_decoder", "_held_bytes", "_pieces", "_reader")
+    Where ``take`` says so, ``decode`` the piece in a thread and ``count`` it on the loop.
+    """
+
+    __slots__ = ("_decoder", "_held_bytes", "_pieces", "_reader", "_taken_bytes")
 
     def __init__(self, reader: BodyReader, encoding: str) -> None:
         self._reader = reader
         self._held_bytes = 0
+        self._taken_bytes = 0
         self._pieces: list[bytes] = []
         is_plain = encoding == "identity"
         self._decoder = None if is_plain else Decompressor(encoding, reader.max_bytes)
@@ -134,7 +138,8 @@ class Intake:
         Raises QueueFull, PayloadTooLarge, or InvalidInput (broken compression).
         """
         self._hold(len(piece))
-        if self._held_bytes > self._reader.max_bytes:
+        self._taken_bytes += len(piece)
+        if self._taken_bytes > self._reader.max_bytes:
             raise PayloadTooLarge(f"body: larger than {self._reader.max_bytes} bytes")
         if self._decoder is None:
             self._pieces.append(piece)
@@ -142,6 +147,7 @@ class Intake:
             return False
         else:
             self._decoder.feed(piece)
+            self.count()
         return True
 
     def decode(self, piece: bytes) -> None:
@@ -152,14 +158,20 @@ class Intake:
         if self._decoder is not None:
             self._decoder.feed(piece)
 
+    def count(self) -> None:
+        """Count what was decoded so far as held, in place of what it came as; raises QueueFull.
+
+        At once, not at the end of the body: bodies that never end would hold what they unfolded to.
+        """
+        if self._decoder is not None:
+            self._hold(self._decoder.size_bytes - self._held_bytes)
+
     def finish(self) -> bytes:
-        """Return the whole decoded body; raises InvalidInput where it is cut off, or QueueFull."""
+        """Return the whole decoded body; raises InvalidInput where it is cut off."""
         if self._decoder is None:
             pieces = self._pieces
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        body = self._decoder.finish()
-        self._hold(len(body) - self._held_bytes)
-        return body
+        return self._decoder.finish()
 
     def release(self) -> None:
         """Count the body as held no more; again is harmless."""
@@ -179,6 +191,7 @@ async def _collected(receive: Receive, intake: Intake) -> bytes:
         piece = message.get("body", b"")
         if not intake.take(piece):
             await asyncio.to_thread(intake.decode, piece)
+            intake.count()
         if not message.get("more_body", False):
             return intake.finish()
 

@@ -202,6 +202,11 @@ class Prediction:
         error = decoding.exception()
         if isinstance(error, Exception):
             self._refusal = error
+        elif self._intake is not None:
+            try:
+                self._intake.count()
+            except ServingError as full:
+                self._refusal = full
         self._connection.resume_body()
         self.settle()
 

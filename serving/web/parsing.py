@@ -14,6 +14,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from registry.errors import InvalidInput
+from registry.ident import shown
 from serving.errors import HeadersTooLarge, MethodNotAllowed
 from serving.web import head
 from serving.web.exchange import Exchange
@@ -22,7 +23,7 @@ _log = logging.getLogger(__name__)
 # Spaces, version and line ends of the request line; separators of a header line.
 _LINE_BYTES: Final = 16
 _HEADER_BYTES: Final = 4
-_NOTED_HEADERS: Final = frozenset({b"host", b"connection", b"expect"})
+_NOTED_HEADERS: Final = frozenset({b"host", b"connection", b"expect", b"transfer-encoding"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ class RequestParser(HttpToolsProtocol):
         self._is_body_due = False
         self._hosts = 0
         self._has_connection = False
+        self._codings: list[bytes] = []
         self._head_bytes = 0
         self._max_head_bytes = self.limits.max_header_bytes
         # Bytes since the parser last gave anything away: an endless header line, or trailer.
@@ -121,6 +123,7 @@ class RequestParser(HttpToolsProtocol):
         self._head_bytes = _LINE_BYTES
         self._hosts = 0
         self._has_connection = False
+        self._codings = []
         self.url = b""
         self.headers = []
         self.expect_100_continue = False
@@ -147,6 +150,8 @@ class RequestParser(HttpToolsProtocol):
                 self._hosts += 1
             elif name == b"connection":
                 self._has_connection = True
+            elif name == b"transfer-encoding":
+                self._codings.append(value)
             elif value.lower() == b"100-continue":
                 self.expect_100_continue = True
 
@@ -159,6 +164,8 @@ class RequestParser(HttpToolsProtocol):
             raise _Refused(MethodNotAllowed("method CONNECT is not allowed: this is no proxy"))
         if self._hosts != 1:
             self._check_hosts()
+        if self._codings:
+            self._check_codings()
         if parser.should_upgrade():
             # The parser takes what follows for another protocol; it is fed again without the offer.
             version = parser.get_http_version()
@@ -217,6 +224,17 @@ class RequestParser(HttpToolsProtocol):
             raise _Refused(InvalidInput("request: the header Host stands twice"))
         if self.parser.get_http_version() != "1.0":
             raise _Refused(InvalidInput("request: the header Host is missing: HTTP/1.1 needs it"))
+
+    def _check_codings(self) -> None:
+        """Refuse what a proxy in front may have framed otherwise (RFC 9112, section 6.1)."""
+        coding = b", ".join(self._codings)
+        if coding.lower() != b"chunked":
+            said = shown(coding.decode("latin-1"))
+            raise _Refused(
+                InvalidInput(f"request: transfer-encoding {said} is not supported: use chunked")
+            )
+        if self.parser.get_http_version() == "1.0":
+            raise _Refused(InvalidInput("request: HTTP/1.0 has no transfer-encoding"))
 
     def _head_too_large(self) -> HeadersTooLarge:
         return HeadersTooLarge(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import resource
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from models.memory import anonymous_bytes, trim
+from models.memory import anonymous_bytes, private_writable_bytes, trim
 from serving.fleet import VersionKey
 
 
@@ -16,6 +18,34 @@ def settled_bytes() -> int:
     """
     trim()
     return anonymous_bytes()
+
+
+class DataLimit:
+    """Lets this process take ``more_bytes`` beside what it holds; 0: as much as there is.
+
+    A request of a few bytes may ask a graph for any number of gigabytes. Past the limit the
+    allocation fails, and with it the run; without one the kernel would end a process.
+    """
+
+    def __init__(self, more_bytes: int) -> None:
+        self._more_bytes = more_bytes
+
+    def set(self) -> None:
+        """Bound what is taken from now on."""
+        if self._more_bytes:
+            self._limit(private_writable_bytes(os.getpid()) + self._more_bytes)
+
+    def lift(self) -> None:
+        """Let the process take what it needs."""
+        if self._more_bytes:
+            self._limit(resource.RLIM_INFINITY)
+
+    def _limit(self, most_bytes: int) -> None:
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        if hard != resource.RLIM_INFINITY:
+            is_more = most_bytes == resource.RLIM_INFINITY or most_bytes > hard
+            most_bytes = hard if is_more else most_bytes
+        resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, hard))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +65,18 @@ class PrivateMemory:
     by requests is not: it counts against the version that is unloaded next.
     """
 
-    def __init__(self, measure: Callable[[], int] = settled_bytes) -> None:
+    def __init__(
+        self, measure: Callable[[], int] = settled_bytes, bound: DataLimit | None = None
+    ) -> None:
         self._measure = measure
+        self._bound = bound or DataLimit(0)
         self._moved_bytes = 0
         self._before_bytes = 0
         self._loads: dict[VersionKey, _Load] = {}
 
     def begin(self) -> None:
-        """Measure before a load or an unload."""
+        """Measure before a load or an unload, which what runs may take does not bound."""
+        self._bound.lift()
         self._before_bytes = self._measure()
 
     def loaded(self, key: VersionKey) -> int:
@@ -65,6 +99,7 @@ class PrivateMemory:
 
     def _end(self) -> tuple[int, int]:
         after_bytes = self._measure()
+        self._bound.set()
         change_bytes = after_bytes - self._before_bytes
         self._moved_bytes += change_bytes
         return after_bytes, change_bytes

@@ -21,7 +21,7 @@ from registry.serving_map import ModelView, ServingMap, Snapshot, VersionView
 from serving.fleet import VersionKey, VersionReport
 from serving.target import Target, TargetVersion
 from serving.workers.messages import Report
-from serving.workers.private_memory import PrivateMemory
+from serving.workers.private_memory import DataLimit, PrivateMemory
 
 _log = logging.getLogger(__name__)
 # A batcher gets this long to end the runs that outlasted the drain; they are terminated first.
@@ -177,6 +177,7 @@ class Reconciler(Generic[S]):
         forget: Callable[[VersionKey], None],
         report: Callable[[Report], None],
         configure: Callable[[S, ModelSettings], None] = lambda _served, _settings: None,
+        run_memory_bytes: int = 0,
     ) -> None:
         self._serving_map = serving_map
         self._loader = loader
@@ -194,7 +195,7 @@ class Reconciler(Generic[S]):
         self._forms: dict[VersionKey, str] = {}
         self._reports: dict[VersionKey, VersionReport] = {}
         self._removals: dict[VersionKey, _Removal[S]] = {}
-        self._memory = PrivateMemory()
+        self._memory = PrivateMemory(bound=DataLimit(run_memory_bytes))
         self._unreleased: dict[VersionKey, int] = {}
         self._thread = ThreadPoolExecutor(
             1, thread_name_prefix="loads",

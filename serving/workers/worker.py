@@ -103,6 +103,7 @@ class Worker:
             mark_loading=self._mark_loading,
             forget=self._forget,
             report=self._report,
+            run_memory_bytes=hello.settings.run_memory,
         )
         self._plane = DataPlane(serving_map, self._region.plane, hello.settings, memory.statistics)
         bodies = BodyReader(hello.settings)

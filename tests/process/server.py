@@ -26,7 +26,10 @@ STOP_TIMEOUT_S = 45.0
 
 
 class RunningServer:
-    """A started server. ``logs``: every JSON line of its stderr so far; ``text``: all others."""
+    """A started server. ``logs``: every JSON line of its stderr so far; ``text``: all others.
+
+    ``headers``: what each request to the admin plane carries, such as a token.
+    """
 
     def __init__(self, process: subprocess.Popen[str], store: Path) -> None:
         self.process = process
@@ -38,6 +41,7 @@ class RunningServer:
         self._reader.start()
         self.url = ""
         self.admin_url = ""
+        self.headers: dict[str, str] = {}
 
     @property
     def pid(self) -> int:
@@ -56,7 +60,8 @@ class RunningServer:
 
     def admin(self, method: str, path: str, **options: Any) -> httpx.Response:
         """Send one request to the admin plane, on a connection of its own."""
-        return _request(method, self.admin_url + path, timeout=90, **options)
+        headers = {**self.headers, **options.pop("headers", {})}
+        return _request(method, self.admin_url + path, timeout=90, headers=headers, **options)
 
     def data(self, method: str, path: str, **options: Any) -> httpx.Response:
         """Send one request to the data plane, on a connection of its own."""

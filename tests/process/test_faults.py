@@ -32,7 +32,13 @@ SHARED = {
     "F19": (1, "ACDEFGH"),
     "rolling": (1, "ABDEFG"),
 }
-OWN = {"F2": (1, "ACDH"), "F17": (1, "ABD")}
+OWN = {
+    "F2": (1, "ACDH"),
+    "F6": (3, "ABCDEFGH"),
+    "F10": (1, "ACH"),
+    "F11": (12, "ABDEFG"),
+    "F17": (1, "ABD"),
+}
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ from models.graph_check import (
 from models.runtime.onnx import RUNTIME_ERRORS
 from registry.manifest import Manifest, TensorEntry
 from tests import graphs
+from tests.hostile_graphs import doubling
 from tests.unit.models.test_onnx_file import hidden_in
 
 HEX = "ab" * 32
@@ -183,6 +184,18 @@ class TestStructure:
         with pytest.raises(LoadFailed, match="custom operators"):
             check_graph(model, MANIFEST)
 
+    @pytest.mark.parametrize("field", ["op_type", "domain", "opset"])
+    def test_text_that_is_not_utf8_is_refused(self, field: str) -> None:
+        """The parser gives such text as bytes, which no comparison of ours expects."""
+        model = graphs.id32()
+        if field == "opset":
+            model.opset_import.add(domain="QQQ", version=1)
+        else:
+            setattr(model.graph.node[0], field, "QQQ")
+        data = model.SerializeToString().replace(b"QQQ", b"\xff\xfe\xfd")
+        with pytest.raises(LoadFailed, match=r"UTF-8|unknown"):
+            check_graph(parse_graph(data), MANIFEST)
+
     def test_functions_of_the_model_are_known_operators(self) -> None:
         """A domain that the model defines itself is no custom library."""
         check_graph(_calling("f", {"f": "Identity"}), MANIFEST)
@@ -192,6 +205,26 @@ class TestStructure:
         """A function that calls itself, at once or around a corner, would expand for ever."""
         with pytest.raises(LoadFailed, match="calls itself"):
             check_graph(_calling("f", bodies), MANIFEST)
+
+    @pytest.mark.parametrize("order", [1, -1])
+    def test_functions_of_one_name_are_all_looked_at(self, order: int) -> None:
+        """Whichever of two functions by one name is taken, none of them may close a circle."""
+        model = _calling("f", {"f": "g", "g": "Identity"})
+        twin = _calling("g", {"g": "f"}).functions[0]
+        twin.overload = "other"
+        twin.node[0].domain = "own"
+        functions = [*model.functions, twin][::order]
+        del model.functions[:]
+        model.functions.extend(functions)
+        with pytest.raises(LoadFailed, match="calls itself"):
+            check_graph(model, MANIFEST)
+
+    def test_f11_functions_that_unfold_without_end_are_refused(self) -> None:
+        """Each calls the next one twice: 2^levels nodes, of a graph of a few kilobytes."""
+        check_graph(doubling(12), MANIFEST)
+        for levels in (18, 60, 1000):
+            with pytest.raises(LoadFailed, match="unfold to more than 100000 nodes"):
+                check_graph(doubling(levels), MANIFEST)
 
     def test_f11_deep_graphs_are_refused(self) -> None:
         """Ten thousand levels do not parse; what parses may nest only so deep."""
