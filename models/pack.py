@@ -37,6 +37,7 @@ from models.weight_mode import (
     reason_not_to_pack,
 )
 from registry.errors import Corrupt, InvalidInput, RegistryError
+from registry.ident import digest_hex
 from registry.manifest import Manifest
 from registry.packed import PackedEntry, PackedTensor
 from registry.store import Store
@@ -128,7 +129,7 @@ class VersionInspector:
         self._store.release_objects(built.digests)
 
     def _find_out(self, manifest: Manifest, memory_bytes: int) -> Found:
-        source_bytes = manifest.weight_bytes + (self._store.object_size(manifest.graph) or 0)
+        source_bytes = manifest.weight_bytes + self._graph_bytes(manifest)
         # The plain session copies weights that nothing else has mapped yet.
         most, until_s = memory_bytes + manifest.weight_bytes, time.monotonic() + self._timeout_s
         with InspectionChild(
@@ -149,6 +150,13 @@ class VersionInspector:
             is_alone = manifest.runtime["name"] != "onnx"
             like = None if is_alone else self._as_its_like(trial, builder, shape)
             return replace(like or self._of_tensors(trial, builder), shape=shape)
+
+    def _graph_bytes(self, manifest: Manifest) -> int:
+        # Not by the store's own question: that would keep a refused graph from ``gc`` for a while.
+        try:
+            return (self._objects_dir / digest_hex(manifest.graph)).lstat().st_size
+        except FileNotFoundError:
+            return 0
 
     def _of_graph(self, trial: Trial, builder: Builder) -> Found:
         """Find out how to hold weights that stand in the graph itself."""
