@@ -53,6 +53,8 @@ class ObjectPool:
         # Names that are in the folder and count for nothing until the right bytes are uploaded:
         # found damaged, and not (yet) known to be durable.
         self._damaged: set[str] = set()
+        # How often an object was not what its digest says, since the start.
+        self.damage_found = 0
         self._unsynced: set[str] = set()
 
     def path(self, digest: str) -> Path:
@@ -265,6 +267,7 @@ class ObjectPool:
                     self._stamps.pop(digest, None)
                     if status:
                         self._damaged.add(digest)
+                    self.damage_found += 1
                 raise
             with self._lock:
                 self._stamps[digest] = stamp

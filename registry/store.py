@@ -284,6 +284,14 @@ class Store:
         self._reserve.fill()
         return GcReport(objects, dropped_bytes)
 
+    @property
+    def damage_found(self) -> int:
+        """How often an object was not what its digest says, or not there, since the opening.
+
+        One that stays damaged counts at each look.
+        """
+        return self._objects.damage_found
+
     def usage(self) -> StoreUsage:
         """Return counts and sizes, those of the disk included."""
         objects, object_bytes = self._objects.totals()

@@ -30,6 +30,7 @@ from serving.errors import ServingError, UpgradeRefused
 from serving.logs import configure_logs
 from serving.machine import Machine, read_machine
 from serving.metrics.page import MetricsMemory
+from serving.notify import ServiceManager
 from serving.scrape import page_renderer
 from serving.settings import MIB, Settings
 from serving.thread_pool import DISK_THREADS, started_pool
@@ -185,7 +186,7 @@ async def _serve(
         console = console_of(control, settings, memory)
         app = create_admin_app(
             control, settings, tokens=tokens, console=console,
-            render_metrics=page_renderer(control, supervisor, memory),
+            render_metrics=page_renderer(control, supervisor, memory, settings.queue_rows),
             why_held=lambda: TAKING_OVER if former.are_serving else "",
         )  # fmt: skip
         server = HttpServer(app, settings)
@@ -202,6 +203,8 @@ async def _serve(
         control.on_upgrade(lambda: _begin_upgrade(signals, control, former))
         await server.start(sockets.admin)
         _say_where(settings, sockets, plan)
+        manager = ServiceManager(os.environ)
+        await stack.enter_async_context(manager.told())
         taking_over = asyncio.create_task(
             _take_over(former, supervisor, settings, sockets.successors), name="take over"
         )
@@ -218,6 +221,7 @@ async def _serve(
             await control.close()
             handover.workers, handover.queues = await supervisor.leave()
             return handover
+        manager.stopping()
         _log.info("stopping", extra={"timeout_s": settings.stop_timeout_s})
         taking_over.cancel()
         is_orderly, _ = await asyncio.gather(

@@ -181,13 +181,27 @@ class Settings:
         "json", "One JSON object a line, or text for people.", choices=("json", "text")
     )
     access_log: str = _setting(
-        "off", "Log every request of the data plane, or none.", choices=("off", "all")
+        "off",
+        "Log requests of the data plane: none, some of each second (access_log_per_s), or all.",
+        choices=("off", "sampled", "all"),
     )
+    access_log_per_s: int = _setting(
+        10,
+        "Lines a second of good answers, and as many of others, that access_log = sampled writes "
+        "in each worker, for predictions and for all else; a line says how many it left out.",
+        low=1, high=100_000,
+    )  # fmt: skip
     data_auth: str = _setting(
         "off",
         "Who may use the data plane. off: everyone who reaches it; token: who sends a token with "
         "scope infer.",
         choices=("off", "token"),
+    )
+    metrics_auth: str = _setting(
+        "token",
+        "Who may read /metrics of the admin plane. token: who sends a token with scope read, where "
+        "there are tokens; off: everyone who reaches it.",
+        choices=("token", "off"),
     )
     tls_cert: str = _setting("", "PEM file of the certificate for both planes. Empty: no TLS.")
     tls_key: str = _setting("", "PEM file of the certificate's key.")

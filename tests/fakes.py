@@ -185,6 +185,8 @@ class FakeCounters:
         self.deepest = 0
         self.runs_under_way = 0
         self.batches: list[int] = []
+        self.missing_values = 0
+        self.unseen_categories = 0
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -209,10 +211,21 @@ class FakeCounters:
         """Take what members that count together would be told."""
         raise AssertionError("members with a callback count nothing")
 
-    def batch_done(self, rows: int, infer_ns: int, input_ns: int, output_ns: int) -> None:
-        """Remember the rows of a run that gave answers."""
-        assert min(infer_ns, input_ns, output_ns) >= 0
+    def batch_done(
+        self,
+        rows: int,
+        infer_ns: int,
+        input_ns: int,
+        output_ns: int,
+        cpu_ns: int,
+        missing_values: int,
+        unseen_categories: int,
+    ) -> None:
+        """Remember the rows of a run that gave answers, and what its inputs lacked."""
+        assert min(infer_ns, input_ns, output_ns, cpu_ns) >= 0
         self.batches.append(rows)
+        self.missing_values += missing_values
+        self.unseen_categories += unseen_categories
 
 
 def inspection(signature: Signature = IDENTITY, *, is_batchable: bool = True) -> Inspection:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any, Final
 
 from fastapi import FastAPI, Request, Response
@@ -20,7 +21,7 @@ from serving.admin.console.sampler import console_of
 from serving.admin.guard import AdminGuard
 from serving.admin.hold import HeldChanges
 from serving.admin.request import actor_of, check_query
-from serving.admin.table import CALLS, Call
+from serving.admin.table import CALLS, METRICS_PATH, Call
 from serving.auth import Authenticator
 from serving.control.control_plane import ControlPlane
 from serving.settings import Settings, Token
@@ -69,7 +70,10 @@ def create_admin_app(
         redirect_slashes=False,
     )
     calls = AdminCalls(control, settings, render_metrics, console or console_of(control, settings))
+    is_open = settings.metrics_auth == "off"
     for call in CALLS:
+        if is_open and call.path == METRICS_PATH:
+            call = replace(call, scope="", refusals=(*call.refusals, 403))
         app.add_api_route(
             call.path,
             _endpoint(call, calls),
@@ -84,7 +88,8 @@ def create_admin_app(
     install_openapi(app, ANSWER_SCHEMAS, has_tokens=True)
     hosts = [settings.admin_host, *filter(None, settings.admin_hosts.split(","))]
     app.add_middleware(HeldChanges, reason=why_held)
-    app.add_middleware(AdminGuard, authenticator=Authenticator(tokens), hosts=hosts)
+    app.add_middleware(AdminGuard, authenticator=Authenticator(tokens), hosts=hosts,
+                       open_paths=(METRICS_PATH,) if is_open else ())  # fmt: skip
     install_errors(app)
     return app
 

@@ -29,8 +29,15 @@ _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 class AdminGuard:
     """Refuses foreign hosts and pages, finds the actor, and puts it into ``scope["state"]``."""
 
-    def __init__(self, app: ASGIApp, authenticator: Authenticator, hosts: Collection[str]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        authenticator: Authenticator,
+        hosts: Collection[str],
+        open_paths: Collection[str] = (),
+    ) -> None:
         self._app = app
+        self._open_paths = frozenset(HEALTH_PATHS) | frozenset(open_paths)
         self._authenticator = authenticator
         self._hosts = frozenset({"localhost", *(normal_host(host) for host in hosts)})
 
@@ -59,7 +66,7 @@ class AdminGuard:
         state = scope.setdefault("state", {})
         client = scope.get("client")
         address = str(client[0]) if client else ""
-        if _is_open(scope):
+        if scope["path"] in self._open_paths or _is_console(scope):
             # Probes carry no token, and a probe that sends a wrong one still learns of health.
             return
         actor = self._authenticator.actor(headers.get("authorization"), address)
@@ -79,11 +86,10 @@ class AdminGuard:
         )
 
 
-def _is_open(scope: Scope) -> bool:
-    path = scope["path"]
-    return path in HEALTH_PATHS or (
-        scope["method"] == "GET" and (path == "/" or path.startswith(CONSOLE_PREFIX))
-    )
+def _is_console(scope: Scope) -> bool:
+    """Tell whether the console's page or a file of it is asked for, which show nothing alone."""
+    path = str(scope["path"])
+    return bool(scope["method"] == "GET") and (path == "/" or path.startswith(CONSOLE_PREFIX))
 
 
 def host_of(value: str) -> str:

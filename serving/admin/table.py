@@ -18,6 +18,7 @@ from serving.admin.console.pages import TYPES
 from serving.admin.console.stream import EVENTS_TYPE
 from serving.admin.schema import Body
 
+METRICS_PATH: Final = "/metrics"
 MODEL: Final = "/admin/v1/models/{model:name}"
 VERSION: Final = MODEL + "/versions/{version:name}"
 Handler = Callable[[AdminCalls, Request], Awaitable[Response]]
@@ -142,7 +143,7 @@ CALLS: Final = (
     Call("GET", "/v2/health/live", "", AdminCalls.live, _json("Live"), query=None),
     Call("GET", "/v2/health/ready", "", AdminCalls.ready,
          (Answer(200, "Ready"), Answer(503, "NotReady")), query=None),
-    Call("GET", "/metrics", "read", AdminCalls.metrics, (Answer(200, media=METRICS_TYPE),),
+    Call("GET", METRICS_PATH, "read", AdminCalls.metrics, (Answer(200, media=METRICS_TYPE),),
          query=None),
     Call("GET", "/", "", AdminCalls.page, (Answer(200, media="text/html; charset=utf-8"),),
          (403,), query=None),

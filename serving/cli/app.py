@@ -11,6 +11,7 @@ from serving.cli import (
     apply,
     backup,
     doctor,
+    install_service,
     lifecycle,
     listing,
     predict,
@@ -74,6 +75,7 @@ app.command("events")(upkeep.events)
 app.command("predict")(predict.predict)
 app.command("snippet")(snippet.snippet)
 app.command("doctor")(doctor.doctor)
+app.command("install-service")(install_service.install_service)
 
 
 def command() -> Any:

@@ -28,6 +28,7 @@ from serving.data.guard import OPEN_PATHS, install_guard, is_guarded
 from serving.data.paths import selector_of
 from serving.errors import Cancelled, ServingError, status_of
 from serving.settings import Settings
+from serving.web.access_log import AccessLog
 from serving.web.common import (
     VERSION,
     RawResponse,
@@ -71,7 +72,7 @@ def create_data_app(
         _add_route(app, doc, getattr(routes, doc.handler), has_token=has_token)
     install_docs(app)
     install_guard(app, data_plane, settings)
-    install_errors(app, is_logging=settings.access_log == "all")
+    install_errors(app, AccessLog.of(settings))
     install_openapi(app, DATA_SCHEMAS, has_tokens=is_guarded(settings))
     return app
 

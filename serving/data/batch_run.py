@@ -15,6 +15,7 @@ from models.errors import RunFailed
 from models.servable import Array, Servable, numpy_dtype, rows_of
 from models.signature import Signature
 from serving.codec.packed_rows import Inputs, arrays_of, joined
+from serving.data.input_look import InputLook
 
 GroupKey: TypeAlias = tuple[tuple[str, str, tuple[int, ...]], ...]
 
@@ -24,11 +25,23 @@ class RowsMismatch(RunFailed):
 
 
 class RunTiming(NamedTuple):
-    """Where the time of one run went, in nanoseconds."""
+    """Where the time of one run went, in nanoseconds, and what its inputs looked like.
+
+    ``cpu_ns``: processor time of the thread that ran it; a runtime's own threads are not in it.
+    ``missing_values``, ``unseen_categories``: see ``InputLook``.
+    """
 
     input_ns: int
     infer_ns: int
     output_ns: int
+    cpu_ns: int = 0
+    missing_values: int = 0
+    unseen_categories: int = 0
+
+    @property
+    def parts_ns(self) -> tuple[int, int, int]:
+        """Input, infer and output time."""
+        return self[:3]
 
 
 def group_key(inputs: Mapping[str, Array], rows: int) -> GroupKey:
@@ -53,21 +66,31 @@ def usual_key(signature: Signature) -> GroupKey:
 
 
 def compute(
-    servable: Servable, requests: Sequence[Inputs], rows: int, *, is_rowwise: bool
+    servable: Servable,
+    requests: Sequence[Inputs],
+    rows: int,
+    *,
+    is_rowwise: bool,
+    look: InputLook,
 ) -> tuple[list[Array], RunTiming]:
     """Run the inputs of requests, of ``rows`` rows together, as one; return the outputs, whole.
 
     ``is_rowwise``: the version promises rows in = rows out on the first axis, and the promise is
     checked before anything is handed out: RowsMismatch otherwise. Several members need it.
     """
+    cpu_start = time.thread_time_ns()
     start = time.perf_counter_ns()
     joined = _join(requests)
+    missing, unseen = look.count(joined)
     joined_at = time.perf_counter_ns()
     arrays = servable.run(joined)
     ran_at = time.perf_counter_ns()
     _check(servable, arrays, rows, is_rowwise=is_rowwise)
     end = time.perf_counter_ns()
-    return arrays, RunTiming(joined_at - start, ran_at - joined_at, end - ran_at)
+    cpu_ns = time.thread_time_ns() - cpu_start
+    return arrays, RunTiming(
+        joined_at - start, ran_at - joined_at, end - ran_at, cpu_ns, missing, unseen
+    )
 
 
 def _join(requests: Sequence[Inputs]) -> Mapping[str, Array]:

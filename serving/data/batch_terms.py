@@ -33,8 +33,17 @@ class BatchCounters(Protocol):
         """Count the requests that a run answered, whose members left that to the batcher."""
         ...
 
-    def batch_done(self, rows: int, infer_ns: int, input_ns: int, output_ns: int) -> None:
-        """Count one run that gave answers."""
+    def batch_done(
+        self,
+        rows: int,
+        infer_ns: int,
+        input_ns: int,
+        output_ns: int,
+        cpu_ns: int,
+        missing_values: int,
+        unseen_categories: int,
+    ) -> None:
+        """Count one run that gave answers, what it cost, and what its inputs lacked."""
         ...
 
 

@@ -412,13 +412,15 @@ class Batcher:
     def deliver(self, run: Run, arrays: list[Array], timing: RunTiming) -> None:
         """Give each member of a run its rows; for the slots."""
         members, rows = run.members, run.rows
-        input_ns, infer_ns, output_ns = timing
-        self._counters.batch_done(rows, infer_ns, input_ns, output_ns)
+        input_ns, infer_ns, output_ns = parts_ns = timing.parts_ns
+        self._counters.batch_done(rows, infer_ns, input_ns, output_ns, *timing[3:])
         if rows:
             run_ns = input_ns + infer_ns + output_ns
             self._policy.measured(members[0].key, len(members), rows, run_ns)
-        result = RunResult(arrays, rows, run.started_ns, timing, is_shared=len(members) > 1)
-        result.is_open = True
+        result = RunResult(arrays, rows, run.started_ns, parts_ns, is_shared=len(members) > 1)
+        # Who has a run alone is counted before the answer is sent, so that the client finds it
+        # counted; those who share one are counted together, once all are told.
+        result.is_open = result.is_shared
         end = 0
         for member in members:
             start = end
@@ -433,5 +435,5 @@ class Batcher:
         result.is_open = False
         if result.total_ns:
             self._counters.requests_answered(
-                result.answered_rows, result.total_ns, result.queue_ns, timing
+                result.answered_rows, result.total_ns, result.queue_ns, parts_ns
             )

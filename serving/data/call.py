@@ -17,18 +17,25 @@ TIMEOUT_HEADER: Final = b"x-request-timeout-ms"
 KEY_HEADER: Final = b"x-routing-key"
 MAX_KEY_BYTES: Final = 256
 ACCEPT_HEADER: Final = b"accept-encoding"
-_HEADERS: Final = frozenset({REQUEST_ID, LENGTH_HEADER, TIMEOUT_HEADER, KEY_HEADER, ACCEPT_HEADER})
+TIMING_HEADER: Final = b"x-server-timing"
+_HEADERS: Final = frozenset(
+    {REQUEST_ID, LENGTH_HEADER, TIMEOUT_HEADER, KEY_HEADER, ACCEPT_HEADER, TIMING_HEADER}
+)
 
 
 @dataclass(slots=True)
 class RequestHead:
-    """What a request's head says that matters here; texts as they came, unchecked."""
+    """What a request's head says that matters here; texts as they came, unchecked.
+
+    ``is_timed``: the answer shall say where its time went.
+    """
 
     request_id: str
     json_length: str | None = None
     timeout_ms: str | None = None
     accept_encoding: str | None = None
     routing_key: str | None = None
+    is_timed: bool = False
 
     @classmethod
     def of(
@@ -51,6 +58,7 @@ class RequestHead:
             timeout_ms=found.get(TIMEOUT_HEADER),
             accept_encoding=found.get(ACCEPT_HEADER),
             routing_key=found.get(KEY_HEADER),
+            is_timed=found.get(TIMING_HEADER, "0") != "0",
         )
 
 

@@ -236,6 +236,7 @@ _HEADERS: Final = [
         "Equal keys go to the same version of a split; at most 256 bytes.",
         {"type": "string", "maxLength": 256},
     ),
+    _header("x-server-timing", "1: the answer says in Server-Timing where its time went.", _TEXT),
     _header("Content-Encoding", "gzip or deflate.", _TEXT),
     _header("Accept-Encoding", "gzip or deflate.", _TEXT),
 ]

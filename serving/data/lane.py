@@ -18,7 +18,7 @@ from serving.data.guard import door_of
 from serving.data.paths import Target, prediction_of
 from serving.errors import Cancelled, ServingError
 from serving.settings import Settings
-from serving.web.access_log import log_request
+from serving.web.access_log import AccessLog
 from serving.web.errors import Headers, new_request_id, request_id_of
 from serving.web.exchange import Connection
 from serving.web.head import split_target
@@ -41,7 +41,7 @@ class InferLane:
         self.plane = plane
         self.bodies = bodies
         self.door = door_of(settings)
-        self.is_logging = settings.access_log == "all"
+        self.access_log = AccessLog.of(settings)
 
     def open(
         self,
@@ -59,7 +59,7 @@ class InferLane:
         prediction = Prediction(self, connection, asked, headers)
         prediction.keep_alive = keep_alive
         prediction.is_expecting = is_expecting
-        if self.is_logging:
+        if self.access_log is not None:
             prediction.path = split_target(target)[0]
         return prediction
 
@@ -96,7 +96,7 @@ class Prediction:
     def start(self) -> None:
         """Check what the head says; go on with the body unless more of it is about to come."""
         lane = self._lane
-        if lane.is_logging:
+        if lane.access_log is not None:
             self._start_s = time.monotonic()
         self._head = RequestHead.of(self._headers)
         try:
@@ -223,9 +223,10 @@ class Prediction:
         self.response_started = True
         self._pending = None
         self._release()
-        if self._lane.is_logging:
+        access_log = self._lane.access_log
+        if access_log is not None:
             client = self._connection.client
-            log_request(
+            access_log.write(
                 self._head.request_id, client[0] if client else "", "POST", self.path, status,
                 time.monotonic() - self._start_s,
             )  # fmt: skip
@@ -264,6 +265,7 @@ class PreparedPrediction:
         return RequestHead(
             new_request_id(),
             head.json_length, head.timeout_ms, head.accept_encoding, head.routing_key,
+            is_timed=head.is_timed,
         )  # fmt: skip
 
 
@@ -286,7 +288,7 @@ class KnownPrediction(Prediction):
         """Compute."""
         lane, head, body, asked = self._lane, self._head, self._body, self._asked
         self._body = b""
-        if lane.is_logging:
+        if lane.access_log is not None:
             self._start_s = time.monotonic()
         try:
             if lane.door is not None:

@@ -24,6 +24,7 @@ from serving.data.deadline import json_length, timeout_ns
 from serving.data.refusal import error_answer, reason_of
 from serving.data.response_cache import Key, ResponseCache, key_of
 from serving.data.served import ServedVersion
+from serving.data.timing import server_timing
 from serving.errors import Cancelled, PayloadTooLarge, status_of
 from serving.metrics.page import PlaneCounters, Timing
 from serving.web.errors import JSON_TYPE, REQUEST_ID, Headers
@@ -241,12 +242,15 @@ class Request(Member):
         name = None
         if head.accept_encoding is not None:
             name = encoding.choose_encoding(head.accept_encoding, len(body))
-        if json_bytes is None and name is None:
+        if json_bytes is None and name is None and not head.is_timed:
             # The usual answer: its head was prepared.
             headers: Headers = [JSON_TYPE, request_id, *version.headers]
             self._answer(run, start, end, Answer(200, headers, body, version.json_prefix))
             return
         headers = [JSON_TYPE if json_bytes is None else _BINARY_TYPE, request_id, *version.headers]
+        if head.is_timed:
+            total_ns = self._owner.clock() - self._start_ns
+            headers.append(server_timing(total_ns, run.started_ns - self.submitted_ns, run))
         if json_bytes is not None:
             headers.append((LENGTH_HEADER, str(json_bytes).encode("ascii")))
         if name is None:

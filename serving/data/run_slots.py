@@ -14,6 +14,7 @@ from models.servable import Array, Servable
 from serving.data.batch_queue import Failure, Member
 from serving.data.batch_run import RowsMismatch, RunTiming, compute
 from serving.data.batch_terms import BatchCounters, BatchLimits
+from serving.data.input_look import InputLook
 
 _log = logging.getLogger(__name__)
 
@@ -96,6 +97,7 @@ class RunSlots:
         self._servable = servable
         self._name = name
         self._is_rowwise = is_rowwise
+        self._look = InputLook(servable.signature)
         self._counters = counters
         self._executor = executor
         self._clock = clock
@@ -176,7 +178,9 @@ class RunSlots:
     def _compute(self, run: Run) -> Computed:
         run.started_ns = self._clock()
         requests = [member.inputs for member in run.members]
-        return compute(self._servable, requests, run.rows, is_rowwise=self._is_rowwise)
+        return compute(
+            self._servable, requests, run.rows, is_rowwise=self._is_rowwise, look=self._look
+        )
 
     def _watch(self, run: Run) -> None:
         """End a run that takes too long; where it does not end, free its callers all the same."""

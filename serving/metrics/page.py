@@ -12,213 +12,23 @@ from __future__ import annotations
 
 import mmap
 import os
-import time
-from bisect import bisect_left
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self
 
 from registry.errors import InvalidInput
 from serving.metrics import layout, reading
-from serving.metrics.layout import (
-    BY_CODE,
-    CODE_CELL,
-    DURATION_BOUNDS_NS,
-    FAIL_NS,
-    IN_FLIGHT,
-    INFER_NS,
-    INPUT_NS,
-    OTHER_CODE_CELL,
-    OUTPUT_NS,
-    ROWS,
-)
+from serving.metrics.counters import PlaneCounters, Timing, VersionCounters, write_name, zeros
 from serving.metrics.reading import VersionKey
 
+__all__ = [
+    "OVERFLOW_MODEL",
+    "MetricsMemory",
+    "PlaneCounters",
+    "Region",
+    "Timing",
+    "VersionCounters",
+]
+
 OVERFLOW_MODEL: Final = "_other"
-
-# Names of this module, because every attribute look-up counts in a request of ten increments.
-DURATION_START: Final = layout.DURATION.start
-DURATION_SUM: Final = layout.DURATION.sum_cell
-BY_OK: Final = BY_CODE + CODE_CELL[200]
-QUEUE_START: Final = layout.QUEUE.start
-QUEUE_SUM: Final = layout.QUEUE.sum_cell
-
-
-class Timing(NamedTuple):
-    """Where the time of one request went, in nanoseconds. The parts are of the run it shared."""
-
-    total_ns: int
-    queue_ns: int = 0
-    input_ns: int = 0
-    infer_ns: int = 0
-    output_ns: int = 0
-
-
-class VersionCounters:
-    """What one version did in one worker. Each method is a handful of increments."""
-
-    __slots__ = ("_base", "_cells")
-
-    def __init__(self, cells: memoryview[int], base: int) -> None:
-        self._cells = cells
-        self._base = base
-
-    def request_started(self) -> None:
-        """Count a request in; each needs exactly one ``request_done``."""
-        self._cells[self._base + IN_FLIGHT] += 1
-
-    def request_done(self, code: int, rows: int, timing: Timing | None) -> None:
-        """Count a request out. ``timing``: None where it never came to a run."""
-        if code == 200 and timing is not None:
-            self.request_answered(rows, *timing)
-            return
-        cells, base = self._cells, self._base
-        cells[base + IN_FLIGHT] -= 1
-        cells[base + BY_CODE + CODE_CELL.get(code, OTHER_CODE_CELL)] += 1
-        if timing is None:
-            return
-        total_ns = timing.total_ns
-        cells[base + DURATION_START + bisect_left(DURATION_BOUNDS_NS, total_ns)] += 1
-        cells[base + DURATION_SUM] += total_ns
-        cells[base + FAIL_NS] += total_ns
-
-    def request_answered(
-        self,
-        rows: int,
-        total_ns: int,
-        queue_ns: int,
-        input_ns: int,
-        infer_ns: int,
-        output_ns: int,
-    ) -> None:
-        """Count a request out that was answered with 200, as ``request_done`` does."""
-        cells, base = self._cells, self._base
-        cells[base + IN_FLIGHT] -= 1
-        cells[base + BY_OK] += 1
-        cells[base + DURATION_START + bisect_left(DURATION_BOUNDS_NS, total_ns)] += 1
-        cells[base + DURATION_SUM] += total_ns
-        cells[base + ROWS] += rows
-        cells[base + QUEUE_START + bisect_left(DURATION_BOUNDS_NS, queue_ns)] += 1
-        cells[base + QUEUE_SUM] += queue_ns
-        cells[base + INPUT_NS] += input_ns
-        cells[base + INFER_NS] += infer_ns
-        cells[base + OUTPUT_NS] += output_ns
-
-    def requests_answered(
-        self,
-        rows: int,
-        total_ns: Sequence[int],
-        queue_ns: Sequence[int],
-        parts_ns: tuple[int, int, int],
-    ) -> None:
-        """Count out the requests that one run answered, as ``request_answered`` does for each.
-
-        ``rows``: of all. ``parts_ns``: input, infer and output time of the run.
-        """
-        cells, base, count = self._cells, self._base, len(total_ns)
-        cells[base + IN_FLIGHT] -= count
-        cells[base + BY_OK] += count
-        cells[base + ROWS] += rows
-        _add_all(cells, base + DURATION_START, total_ns)
-        cells[base + DURATION_SUM] += sum(total_ns)
-        _add_all(cells, base + QUEUE_START, queue_ns)
-        cells[base + QUEUE_SUM] += sum(queue_ns)
-        input_ns, infer_ns, output_ns = parts_ns
-        cells[base + INPUT_NS] += input_ns * count
-        cells[base + INFER_NS] += infer_ns * count
-        cells[base + OUTPUT_NS] += output_ns * count
-
-    def cache_asked(self, lookup_ns: int, *, is_hit: bool) -> None:
-        """Count a look into the response cache; a hit is answered without a run."""
-        cells, base = self._cells, self._base
-        cells[base + (layout.CACHE_HITS if is_hit else layout.CACHE_MISSES)] += 1
-        cells[base + (layout.CACHE_HIT_NS if is_hit else layout.CACHE_MISS_NS)] += lookup_ns
-
-    def request_refused(self, code: int) -> None:
-        """Count a request that was turned away before it was counted in."""
-        self._cells[self._base + BY_CODE + CODE_CELL.get(code, OTHER_CODE_CELL)] += 1
-
-    def run_started(self) -> None:
-        """Say that the graph runs now: a process that dies here was killed by this version."""
-        self._cells[self._base + layout.RUNNING] += 1
-
-    def run_ended(self) -> None:
-        """Say that a run is over, however it ended."""
-        self._cells[self._base + layout.RUNNING] -= 1
-
-    def batch_done(self, rows: int, infer_ns: int, input_ns: int = 0, output_ns: int = 0) -> None:
-        """Count one run of the graph over ``rows`` rows."""
-        cells, base = self._cells, self._base
-        cells[base + layout.INFERENCE.cell_of(infer_ns)] += 1
-        cells[base + layout.INFERENCE.sum_cell] += infer_ns
-        cells[base + layout.BATCH_ROWS.cell_of(rows)] += 1
-        cells[base + layout.BATCH_ROWS.sum_cell] += rows
-        cells[base + layout.LAST_INFERENCE_MS] = time.time_ns() // 1_000_000
-        if 1 <= rows <= layout.MAX_BATCH_SIZE:
-            start = base + layout.BATCH_STATS + (rows - 1) * layout.BATCH_STATS_CELLS
-            cells[start] += 1
-            cells[start + 1] += input_ns
-            cells[start + 2] += infer_ns
-            cells[start + 3] += output_ns
-
-    def unknown_columns(self, count: int) -> None:
-        """Count named columns that a request sent and the version does not know."""
-        self._cells[self._base + layout.UNKNOWN_COLUMNS] += count
-
-    def shadow_done(self, result: str, difference: float = 0.0) -> None:
-        """Count what came of a copy, one of ``layout.SHADOW_RESULTS``, and how far it was off."""
-        cells, base = self._cells, self._base
-        cells[base + layout.SHADOW + layout.SHADOW_CELL[result]] += 1
-        largest = base + layout.SHADOW_MAX_DIFFERENCE
-        cells[largest] = max(cells[largest], layout.bits_of(difference))
-
-    def detach(self) -> None:
-        """Count into nothing from now on: the block may soon be another version's."""
-        self._cells, self._base = _zeros(layout.BLOCK_CELLS), 0
-
-    @property
-    def queue_depth(self) -> int:
-        """Rows that wait for a run."""
-        return self._cells[self._base + layout.QUEUE_DEPTH]
-
-    @queue_depth.setter
-    def queue_depth(self, rows: int) -> None:
-        self._cells[self._base + layout.QUEUE_DEPTH] = rows
-
-    @property
-    def in_flight(self) -> int:
-        """Requests that were counted in and not yet out."""
-        return self._cells[self._base + layout.IN_FLIGHT]
-
-
-class PlaneCounters:
-    """What a worker counts that belongs to no version."""
-
-    __slots__ = ("_cells",)
-
-    def __init__(self, cells: memoryview[int]) -> None:
-        self._cells = cells
-
-    def rejected(self, reason: str) -> None:
-        """Count a request that was turned away; a reason not in ``layout.REASONS`` is "other"."""
-        cell = layout.REASON_CELL.get(reason, layout.REASON_CELL[layout.OTHER])
-        self._cells[layout.REJECTED + cell] += 1
-
-    def unknown_request(self, code: int) -> None:
-        """Count an answer to a request that reached no version, whatever name it asked for."""
-        self._cells[layout.UNKNOWN_BY_CODE + CODE_CELL.get(code, OTHER_CODE_CELL)] += 1
-
-    def loop_lag(self, seconds: float) -> None:
-        """Note how late the event loop woke last, and the processor time used so far."""
-        self._cells[layout.LOOP_LAG_NS] = round(seconds * 1e9)
-        self._cells[layout.CPU_NS] = time.process_time_ns()
-
-    def loading(self, key: VersionKey | None) -> None:
-        """Say which version is being loaded, None once that is over."""
-        # The version is written last: a reader that sees it sees the whole name.
-        self._cells[layout.LOADING_VERSION] = 0
-        if key is not None:
-            _write_name(self._cells, layout.LOADING_NAME, key[0])
-            self._cells[layout.LOADING_VERSION] = key[1]
 
 
 class Region:
@@ -243,7 +53,8 @@ class Region:
             if key not in self._blocks:
                 self._blocks[key] = self._find(key)
             block = self._blocks[key]
-            counters = VersionCounters(self._cells, layout.block_at(block))
+            start = layout.block_at(block)
+            counters = VersionCounters(self._cells[start : start + layout.BLOCK_CELLS])
             self._counters[key] = counters
         return counters
 
@@ -308,15 +119,15 @@ class Region:
     def _assign(self, block: int, key: VersionKey) -> None:
         cells, entry, start = self._cells, layout.entry_at(block), layout.block_at(block)
         cells[entry + layout.ENTRY_SEQUENCE] += 1
-        cells[start : start + layout.BLOCK_CELLS] = _zeros(layout.BLOCK_CELLS)
-        _write_name(cells, entry + layout.ENTRY_NAME, key[0])
+        cells[start : start + layout.BLOCK_CELLS] = zeros(layout.BLOCK_CELLS)
+        write_name(cells, entry + layout.ENTRY_NAME, key[0])
         cells[entry + layout.ENTRY_VERSION] = key[1]
         cells[entry + layout.ENTRY_STATE] = layout.IN_USE
         cells[entry + layout.ENTRY_SEQUENCE] += 1
 
     def _zero_gauges(self, block: int) -> None:
         start = layout.block_at(block)
-        self._cells[start : start + layout.GAUGE_CELLS] = _zeros(layout.GAUGE_CELLS)
+        self._cells[start : start + layout.GAUGE_CELLS] = zeros(layout.GAUGE_CELLS)
 
 
 class MetricsMemory:
@@ -380,25 +191,3 @@ class MetricsMemory:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def _add_all(cells: memoryview[int], start: int, values: Sequence[int]) -> None:
-    """Count durations of one histogram; those of one run mostly share a cell."""
-    lowest = bisect_left(DURATION_BOUNDS_NS, min(values))
-    if lowest == bisect_left(DURATION_BOUNDS_NS, max(values)):
-        cells[start + lowest] += len(values)
-        return
-    for value in values:
-        cells[start + bisect_left(DURATION_BOUNDS_NS, value)] += 1
-
-
-def _write_name(cells: memoryview[int], start: int, name: str) -> None:
-    raw = name.encode()
-    if len(raw) > layout.MAX_NAME_BYTES:
-        raise InvalidInput(f"model name: {len(raw)} bytes, at most {layout.MAX_NAME_BYTES}")
-    padded = memoryview(raw.ljust(layout.MAX_NAME_BYTES, b"\0")).cast("q")
-    cells[start : start + layout.NAME_CELLS] = padded
-
-
-def _zeros(count: int) -> memoryview[int]:
-    return memoryview(bytearray(count * layout.CELL_BYTES)).cast("q")

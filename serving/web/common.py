@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from models.errors import ModelsError
 from registry.errors import RegistryError
 from serving.errors import ServingError, message_of, status_of
-from serving.web.access_log import log_request
+from serving.web.access_log import AccessLog
 from serving.web.errors import (
     JSON_TYPE,
     REQUEST_ID,
@@ -78,12 +78,12 @@ class RequestIds:
     """ASGI: gives each request an id, logs what nobody planned under it, and answers that too.
 
     ``scope["state"]["request_id"]`` holds the id for whoever logs or answers further in.
-    ``is_logging``: every request is logged, not only what went wrong.
+    ``access_log``: takes every request; what went wrong is logged without it, too.
     """
 
-    def __init__(self, app: ASGIApp, *, is_logging: bool = False) -> None:
+    def __init__(self, app: ASGIApp, *, access_log: AccessLog | None = None) -> None:
         self._app = app
-        self._is_logging = is_logging
+        self._access_log = access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass HTTP on; there is no other kind of request here."""
@@ -111,8 +111,8 @@ class RequestIds:
                 raise
             await error_response(error)(scope, receive, send_with_id)
         finally:
-            if self._is_logging:
-                log_request(
+            if self._access_log is not None:
+                self._access_log.write(
                     request_id,
                     scope["client"][0] if scope.get("client") else "",
                     scope["method"],
@@ -128,16 +128,16 @@ def _add_id(message: MutableMapping[str, Any], request_id: str) -> None:
         message["headers"] = [*headers, (REQUEST_ID, request_id.encode("ascii"))]
 
 
-def install_errors(app: FastAPI, *, is_logging: bool = False) -> None:
+def install_errors(app: FastAPI, access_log: AccessLog | None = None) -> None:
     """Make every error of ``app``, the framework's own too, JSON of the one form.
 
-    ``is_logging``: log every request, too.
+    ``access_log``: takes every request.
     """
     for kind in (RegistryError, ModelsError, ServingError):
         app.add_exception_handler(kind, _on_domain_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
-    app.add_middleware(RequestIds, is_logging=is_logging)
+    app.add_middleware(RequestIds, access_log=access_log)
 
 
 async def _on_domain_error(request: Request, error: Exception) -> Response:

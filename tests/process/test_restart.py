@@ -162,7 +162,7 @@ def test_counters_go_on_through_a_rolling_restart(server: RunningServer) -> None
     assert requests() == before + 2
     page = server.admin("GET", "/metrics").text
     up = [x for x in page.splitlines() if x.startswith("ramrack_worker_up{")]
-    assert sorted(up) == ['ramrack_worker_up{slot="0"} 1.0', 'ramrack_worker_up{slot="1"} 1.0']
+    assert sorted(up) == ['ramrack_worker_up{slot="0"} 1', 'ramrack_worker_up{slot="1"} 1']
 
 
 def test_sighup_replaces_the_workers(server: RunningServer) -> None:

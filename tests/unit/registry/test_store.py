@@ -180,6 +180,7 @@ def test_verify_names_all_damage_and_goes_on(store: Store) -> None:
     assert set(report.damaged) == {digests[0], digests[1], digests[3]}
     assert report.bytes == len(payload(2)) + 2 == seen[-1]
     assert seen == sorted(seen)
+    assert store.damage_found == 3
 
 
 def test_documents_are_replaced_as_a_whole(store: Store) -> None:

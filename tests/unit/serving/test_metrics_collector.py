@@ -61,6 +61,7 @@ def test_counts_are_summed_over_workers(memory: MetricsMemory) -> None:
         served(counters, 2)
         served(counters, 1, code=400)
         counters.batch_done(6, 11_000)
+        counters.batch_done(1, 1, 0, 0, 250_000_000, 3, 2)
         counters.unknown_columns(4)
     found = samples(memory, Facts(versions=[M], workers=BOTH))
     m = {"model": "m", "version": "1"}
@@ -71,10 +72,13 @@ def test_counts_are_summed_over_workers(memory: MetricsMemory) -> None:
     assert value(found, "ramrack_request_duration_seconds_count", **m) == 6
     assert value(found, "ramrack_request_duration_seconds_sum", **m) == 0.006
     assert value(found, "ramrack_queue_duration_seconds_count", **m) == 4
-    assert value(found, "ramrack_inference_duration_seconds_sum", **m) == 2.2e-05
-    assert value(found, "ramrack_batch_rows_sum", **m) == 12
-    assert value(found, "ramrack_batch_rows_bucket", **m, le="4.0") == 0
-    assert value(found, "ramrack_batch_rows_bucket", **m, le="8.0") == 2
+    assert value(found, "ramrack_run_cpu_seconds_total", **m) == 0.5
+    assert value(found, "ramrack_missing_values_total", **m) == 6
+    assert value(found, "ramrack_unseen_categories_total", **m) == 4
+    assert value(found, "ramrack_inference_duration_seconds_sum", **m) == 2.2002e-05
+    assert value(found, "ramrack_batch_rows_sum", **m) == 14
+    assert value(found, "ramrack_batch_rows_bucket", **m, le="4.0") == 2
+    assert value(found, "ramrack_batch_rows_bucket", **m, le="8.0") == 4
 
 
 def test_a_version_has_series_as_a_shadow_once_it_got_a_copy(memory: MetricsMemory) -> None:
@@ -219,6 +223,9 @@ def test_what_the_parent_knows(memory: MetricsMemory) -> None:
         memory_budget_bytes=1000,
         memory_committed_bytes=500,
         store_bytes=2**53,
+        disk_bytes=900,
+        disk_free_bytes=90,
+        digest_failures=2,
         build={"version": "9.9"},
     )
     memory.writer(1).plane.loop_lag(0.25)
@@ -239,11 +246,22 @@ def test_what_the_parent_knows(memory: MetricsMemory) -> None:
     assert value(found, "ramrack_memory_budget_bytes") == 1000
     assert value(found, "ramrack_memory_committed_bytes") == 500
     assert value(found, "ramrack_store_bytes") == 2**53
+    assert value(found, "ramrack_disk_bytes") == 900
+    assert value(found, "ramrack_disk_free_bytes") == 90
+    assert value(found, "ramrack_digest_failures_total") == 2
     assert value(found, "ramrack_build_info", version="9.9") == 1
     assert value(found, "ramrack_event_loop_lag_seconds", slot="1") == 0.25
     assert value(found, "ramrack_worker_cpu_seconds_total", slot="1") > 0
     assert value(found, "ramrack_worker_restarts_total", reason="killed") == 1
     assert value(found, "process_cpu_seconds_total") > 0
+
+
+def test_the_room_in_queues_is_that_of_living_workers(memory: MetricsMemory) -> None:
+    """A dead worker's queue is no room for anybody."""
+    version = VersionFacts("m", 1, "READY", queue_rows=100)
+    for workers, rows in ((BOTH, 200), ((worker(0), worker(1, "restarting")), 100)):
+        found = samples(memory, Facts(versions=[version], workers=workers))
+        assert value(found, "ramrack_queue_limit", model="m", version="1") == rows
 
 
 def test_processor_time_outlives_a_worker(memory: MetricsMemory) -> None:
@@ -283,5 +301,5 @@ def test_e02_a_scrape_of_a_full_page_is_quick() -> None:
         start = time.thread_time()
         body = render(memory, Facts(versions=versions, workers=[worker(i) for i in range(8)]))
         took_s = time.thread_time() - start
-    assert b'ramrack_requests_total{code="200",model="m",version="100"} 8.0' in body
-    assert took_s < 1
+    assert b'ramrack_requests_total{code="200",model="m",version="100"} 8\n' in body
+    assert took_s < 0.5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -167,3 +168,24 @@ def test_address_beyond_loopback_needs_a_token(host, is_loopback):
     else:
         with pytest.raises(InvalidInput, match="RAMRACK_ADMIN_TOKEN"):
             check_exposure(settings, ())
+
+
+async def test_metrics_may_be_open_and_nothing_else_is(world):
+    """With metrics_auth = off a scrape needs no token, but a Host header of ours as before."""
+    world.settings = replace(world.settings, metrics_auth="off")
+    async with world.client(tokens=TOKENS) as client:
+        assert (await client.get("/metrics")).status_code == 200
+        for path in ("/admin/v1/console/stream", "/admin/v1/models", "/docs"):
+            assert (await client.get(path)).status_code == 401
+        assert (await client.post("/metrics")).status_code in (403, 405)
+        foreign = await client.get("/metrics", headers={"host": "evil.example"})
+        assert foreign.status_code == 403
+        assert (await client.get("/metrics", headers=bearer("infer"))).status_code == 200
+
+
+async def test_metrics_need_a_token_by_default(world):
+    """A token without scope read is not enough."""
+    async with world.client(tokens=TOKENS) as client:
+        assert (await client.get("/metrics")).status_code == 401
+        assert (await client.get("/metrics", headers=bearer("infer"))).status_code == 403
+        assert (await client.get("/metrics", headers=bearer("read"))).status_code == 200

@@ -88,7 +88,7 @@ async def test_refusals_are_counted(plane: Plane, client: httpx.AsyncClient) -> 
     await client.post("/v2/models/fraud/infer", json={}, headers=bearer("ci"))
     page = render(plane.memory, Facts()).decode()
     for code in (401, 403):
-        line = f'ramrack_requests_total{{code="{code}",model="_unknown",version=""}} 1.0'
+        line = f'ramrack_requests_total{{code="{code}",model="_unknown",version=""}} 1'
         assert line in page.splitlines()
 
 
