@@ -170,6 +170,10 @@ class Settings:
         30.0, "Seconds an unload waits for requests under way.", low=0
     )
     stop_timeout_s: float = _setting(30.0, "Seconds a stop waits for requests under way.", low=0)
+    invocations_model: str = _setting(
+        "",
+        "Model that answers MLflow's /invocations, which names none. Empty: no model does.",
+    )
     ready_requires: str = _setting(
         "workers", "What ready means: a worker serves, or no version FAILED either.",
         choices=("workers", "all"),

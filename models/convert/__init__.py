@@ -100,8 +100,12 @@ def convert(
 
     options = options or ConvertOptions()
     check_model_name(name)
-    request = _smaller(options)
     found = _format(path, options.format)
+    if found == "mlflow":
+        from models.convert.mlflow import convert_folder
+
+        return convert_folder(name, path, options, convert, before_pickle)
+    request = _smaller(options)
     is_compared = found != "onnx" or request is not None
     is_openvino = options.runtime == "openvino"
     sample = read_sample(options.sample) if options.sample is not None and is_compared else None
@@ -242,7 +246,11 @@ def _format(path: Path, wanted: str) -> str:
             f"format {shown(wanted)} is not supported: use one of {', '.join(FORMATS)}"
         )
     found = detect_format(path)
-    fits = {"onnx": ("onnx",), "sklearn": ("pickle",), "text": ("text",)} | NETWORKS | {
+    if found == "mlflow":  # any other word names the flavour to take
+        return found
+    fits = {
+        "onnx": ("onnx",), "sklearn": ("pickle",), "text": ("text",), "mlflow": ("mlflow",),
+    } | NETWORKS | {
         family: (family, "pickle") for family in _BOOSTERS
     }  # fmt: skip
     if wanted != "auto" and found not in fits[wanted]:

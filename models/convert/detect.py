@@ -13,11 +13,12 @@ from models.errors import ConversionRefused
 from registry.ident import shown
 
 Format: TypeAlias = (
-    Literal["onnx", "lightgbm", "xgboost", "catboost", "pickle", "savedmodel", "text"]
+    Literal["onnx", "lightgbm", "xgboost", "catboost", "pickle", "savedmodel", "text", "mlflow"]
     | ArchiveFormat
 )
 FORMATS: Final = (
     "auto", "onnx", "lightgbm", "xgboost", "catboost", "sklearn", "torch", "keras", "text",
+    "mlflow",
 )  # fmt: skip
 # What is found in files of each library of networks.
 NETWORKS: Final = {"torch": ("torchscript", "pt2"), "keras": ("keras", "savedmodel")}
@@ -28,7 +29,8 @@ RUN_CODE: Final = frozenset({"pickle", "torchscript", "pt2", "savedmodel"})
 PUSHABLE: Final = (
     "push ONNX, a LightGBM text model, XGBoost JSON or UBJSON, a CatBoost .cbm, a PyTorch .pt2 or "
     "TorchScript file, a Keras model, a TensorFlow SavedModel, a folder with a tokenizer and an "
-    "encoder, or a pickle or joblib file of a model of these libraries or scikit-learn"
+    "encoder, a pickle or joblib file of a model of these libraries or scikit-learn, or an MLflow "
+    "folder of one"
 )
 _HEAD_BYTES: Final = 4096
 _TEXT_CONTROLS: Final = frozenset("\t\n\r\f")
@@ -47,6 +49,8 @@ _COMPRESSED: Final = (b"\x1f\x8b", b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78
 
 def detect_format(path: Path) -> Format:
     """Return the format of a model file, or raise ConversionRefused saying what it is instead."""
+    if (path / "MLmodel").is_file():
+        return "mlflow"
     if path.is_dir():
         return "text" if is_text_folder(path) else _directory(path)
     if not path.is_file():
@@ -116,8 +120,6 @@ def _is_text(head: bytes) -> bool:
 
 
 def _directory(path: Path) -> Format:
-    if (path / "MLmodel").is_file():
-        raise ConversionRefused(_not_supported(path, "an MLflow folder"))
     if (path / "saved_model.pb").is_file():
         return "savedmodel"
     raise ConversionRefused(f"{shown(path.name)} is a folder without a model: {PUSHABLE}")

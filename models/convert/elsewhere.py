@@ -49,7 +49,7 @@ def convert_elsewhere(
     Raises ConversionRefused, also where that environment lacks something, naming it.
     """
     _check(python)
-    if before_pickle is not None and detect_format(path) in RUN_CODE:
+    if before_pickle is not None and detect_format(path) in RUN_CODE | {"mlflow"}:
         before_pickle()
     with tempfile.TemporaryDirectory(prefix="ramrack-convert-") as text:
         folder = Path(text)

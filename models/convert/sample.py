@@ -19,6 +19,7 @@ from registry.ident import shown
 
 MAX_ROWS: Final = 10_000
 Kind: TypeAlias = Literal["int", "float", "text"]
+_SPLIT: Final = frozenset({"columns", "data", "index"})
 _MISSING_TEXT: Final = frozenset({"", "nan", "NaN", "null", "None", "NA", "N/A"})
 
 
@@ -149,7 +150,10 @@ def _cell(text: str) -> str | None:
 def _read_json(path: Path) -> Sample:
     document = json.loads(path.read_text(encoding="utf-8"))
     if isinstance(document, dict):
-        document = document.get("instances", document.get("inputs", document))
+        keys = ("instances", "inputs", "dataframe_records", "dataframe_split")
+        document = next((document[key] for key in keys if key in document), document)
+    if isinstance(document, dict) and {"columns", "data"} <= set(document) <= _SPLIT:
+        return _split(path.name, document["columns"], document["data"])
     if isinstance(document, dict):
         columns = {str(k): _flat(v) for k, v in document.items()}
         return Sample(path.name, columns, has_names=True)
@@ -165,6 +169,20 @@ def _read_json(path: Path) -> Sample:
     if len({len(row) for row in matrix}) != 1:
         raise ValueError("rows have different lengths")
     return _numbered(path.name, list(zip(*matrix, strict=True)))
+
+
+def _split(file: str, names: object, rows: object) -> Sample:
+    """Read a DataFrame as pandas writes it with ``orient="split"``."""
+    if not isinstance(names, list) or not isinstance(rows, list):
+        raise ValueError("columns and data must be lists")
+    for index, row in enumerate(rows[:MAX_ROWS]):
+        if not isinstance(row, list) or len(row) != len(names):
+            raise ValueError(f"data[{index}] is no list of {len(names)} values")
+    columns = list(zip(*rows[:MAX_ROWS], strict=True))
+    if names == list(range(len(names))):
+        return _numbered(file, columns)
+    cells = {str(name): list(cells) for name, cells in zip(names, columns, strict=True)}
+    return Sample(file, cells, has_names=True)
 
 
 def _flat(value: object) -> list[object]:

@@ -169,7 +169,7 @@ def _native(estimator: Any, frame: Frame) -> Answer:
             for spec in frame.signature.outputs:
                 method = getattr(estimator, spec.method or "predict")
                 try:
-                    found[spec.name] = _as_served(np.asarray(method(table)), spec)
+                    found[spec.name] = _as_served(np.asarray(_asked(method, table)), spec)
                 except (ValueError, TypeError) as error:
                     reason = str(error).strip().splitlines()[0]
                     raise ConversionRefused(
@@ -178,6 +178,16 @@ def _native(estimator: Any, frame: Frame) -> Answer:
         return found
 
     return answer
+
+
+def _asked(method: Callable[[Any], Any], table: Any) -> Any:
+    try:
+        return method(table)
+    except ValueError as error:
+        if "Buffer dtype mismatch" not in str(error):
+            raise
+        # Trained on a float32 table, KMeans takes no other.
+        return method(table.astype(np.float32))
 
 
 def _as_served(predicted: Array, spec: TensorSpec) -> Array:

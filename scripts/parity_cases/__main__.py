@@ -25,7 +25,7 @@ from scripts.parity_cases.case import Case, Columns, Trained
 
 _SEED = 11
 _SINGLE_CALLS = 100
-_SPECIAL = (0.0, -0.0, 1e30, -1e30, 1e-30, -1e-30)
+_SPECIAL = (0.0, -0.0, 1e-30, -1e-30)
 
 
 def found_cases(families: list[str] | None) -> tuple[list[Case], list[str]]:
@@ -49,7 +49,7 @@ def hard_rows(trained: Trained, count: int, rng: np.random.Generator) -> Columns
     split = trained.thresholds.astype(np.float32)
     with np.errstate(over="ignore"):
         down, up = np.nextafter(split, np.float32(-np.inf)), np.nextafter(split, np.float32(np.inf))
-    special = list(_SPECIAL)
+    special = [*_SPECIAL, trained.largest, -trained.largest]
     special += [np.nan] if trained.is_nan_taken else []
     special += [np.inf, -np.inf] if trained.is_infinity_taken else []
     edges = np.concatenate([split, down, up, np.array(special, dtype=np.float32)])

@@ -18,6 +18,7 @@ class Trained:
 
     ``save`` writes it into a folder and returns the file. ``thresholds``: where its trees branch.
     ``rows``: input name to ``(rows, width)`` of training rows, float32 or text.
+    ``largest``: the largest number among the edges.
     ``answer`` returns output name to array for such rows, as the library itself says.
     """
 
@@ -27,6 +28,7 @@ class Trained:
     thresholds: np.ndarray = field(default_factory=lambda: np.zeros(0))
     is_nan_taken: bool = True
     is_infinity_taken: bool = True
+    largest: float = 1e30
 
 
 @dataclass(frozen=True)
@@ -68,10 +70,16 @@ def table(rng: np.random.Generator, data: str, rows: int = 800) -> tuple[np.ndar
 def target_of(objective: str, y: np.ndarray) -> np.ndarray:
     """Return a target that the objective takes: classes, counts or positive numbers."""
     name = objective.lower()
+    if "rank" in name or "ndcg" in name or name == "map":
+        return np.digitize(y, [-1.0, 0.0, 1.0])
     if "multi" in name:
         return np.digitize(y, [-0.7, 0.7])
-    if "binary" in name or "logloss" in name:
+    if any(
+        word in name for word in ("binary", "logloss", "logistic", "entropy", "hinge", "pairlogit")
+    ):
         return (y > 0.3).astype(int)
+    if any(word in name for word in ("cox", "aft", "squaredlog")):
+        return np.exp(y)
     if "poisson" in name:
         return np.floor(np.exp(y))
     if any(word in name for word in ("gamma", "tweedie")):

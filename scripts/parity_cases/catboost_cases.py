@@ -15,7 +15,7 @@ _FAST: dict[str, Any] = {
     "iterations": 40, "depth": 5, "verbose": 0, "allow_writing_files": False, "thread_count": 1,
     "random_seed": 1,
 }  # fmt: skip
-_CLASSES = ("Logloss", "MultiClass", "MultiClassOneVsAll")
+_CLASSES = ("Logloss", "CrossEntropy", "MultiClass", "MultiClassOneVsAll")
 
 
 def _trained(model: Any, loss: str, rows: Any, frame: Any, borders: np.ndarray) -> Trained:
@@ -39,15 +39,23 @@ def _trained(model: Any, loss: str, rows: Any, frame: Any, borders: np.ndarray) 
     return Trained(save, rows, answer, borders)
 
 
-def _case(loss: str, data: str, is_quick: bool = False, **options: Any) -> Case:
+def _case(loss: str, data: str, is_quick: bool = False, kept: str = "", **options: Any) -> Case:
     def train(rng: np.random.Generator) -> Trained:
         x, y = table(rng, data)
         model = catboost.CatBoost(_FAST | {"loss_function": loss} | options)
-        model.fit(x, target_of(loss, y))
+        if "group_id" in kept:
+            model.fit(x, target_of(loss, y), group_id=np.arange(len(x)) // 20)
+        elif kept:
+            model.fit(
+                x[:600], target_of(loss, y)[:600], eval_set=(x[600:], target_of(loss, y)[600:])
+            )
+        else:
+            model.fit(x, target_of(loss, y))
         borders = np.concatenate([np.array(b) for b in model.get_borders().values()])
         return _trained(model, loss, {"input": x}, lambda rows: rows["input"], borders)
 
-    name = loss.partition(":")[0] + "".join(f"+{key}" for key in options)
+    words = [kept] if kept else [v if isinstance(v, str) else k for k, v in options.items()]
+    name = loss.partition(":")[0] + "".join(f"+{word}" for word in words)
     return Case("catboost", name, data, train, is_quick)
 
 
@@ -76,4 +84,26 @@ CASES = [
     _case("Poisson", "plain"),
     _case("Tweedie:variance_power=1.5", "missing"),
     Case("catboost", "Logloss", "categories", _categories, is_quick=True),
+    _case("Logloss", "missing", nan_mode="Min"),
+    _case("Logloss", "wide", grow_policy="Depthwise"),
+    _case("CrossEntropy", "plain"),
+    _case("MultiClass", "missing", nan_mode="Max"),
+    _case("MultiClassOneVsAll", "grid"),
+    _case("MAE", "plain"),
+    _case("Quantile:alpha=0.8", "grid"),
+    _case("Huber:delta=1.0", "missing"),
+    _case("LogCosh", "plain"),
+    _case("Expectile:alpha=0.7", "grid"),
+    _case("Lq:q=3", "plain"),
+    _case(
+        "RMSE",
+        "missing",
+        kept="eval_set",
+        iterations=300,
+        use_best_model=True,
+        learning_rate=0.5,
+        od_wait=5,
+    ),
+    _case("YetiRank", "grid", kept="group_id"),
+    _case("QueryRMSE", "plain", kept="group_id"),
 ]

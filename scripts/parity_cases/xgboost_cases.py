@@ -22,7 +22,14 @@ def _case(
         if objective.startswith("multi"):
             parameters["num_class"] = 3
         target = target_of(objective, y)
-        booster = xgb.train(parameters, xgb.DMatrix(x, target), num_boost_round=40)
+        data_matrix = xgb.DMatrix(x, target)
+        if objective.startswith("rank"):
+            data_matrix.set_group([20] * (len(x) // 20))
+        if objective == "survival:aft":
+            data_matrix.set_float_info("label_lower_bound", target)
+            data_matrix.set_float_info("label_upper_bound", target * 2)
+        rounds = 1 if "num_parallel_tree" in options else 40
+        booster = xgb.train(parameters, data_matrix, num_boost_round=rounds)
 
         def save(folder: Path) -> Path:
             path = folder / f"model.{form}"
@@ -70,6 +77,39 @@ def _categories(rng: np.random.Generator) -> Trained:
     return Trained(save, {"n": x[:, :1], "city": city[:, None]}, answer)
 
 
+def _wrapped(model: Any, objective: str, data: str, shift: float = 0.0) -> Case:
+    """A model of the scikit-learn interface: early stopping, an estimated base score, missing."""
+
+    def train(rng: np.random.Generator) -> Trained:
+        x, y = table(rng, data)
+        target = target_of(objective, y) + shift
+        if getattr(model, "missing", None) == -999:
+            x[rng.random(x.shape) < 0.1] = -999
+        more = {"eval_set": [(x[600:], target[600:])], "verbose": False} if (
+            model.early_stopping_rounds
+        ) else {}  # fmt: skip
+        model.fit(x[:600], target[:600], **more)
+
+        def save(folder: Path) -> Path:
+            path = folder / "model.joblib"
+            joblib.dump(model, path)
+            return path
+
+        def answer(rows: Columns) -> dict[str, np.ndarray]:
+            if not hasattr(model, "predict_proba"):
+                return {"prediction": np.asarray(model.predict(rows["input"]))}
+            return classified(model.classes_, np.asarray(model.predict_proba(rows["input"])))
+
+        frame = model.get_booster().trees_to_dataframe()
+        return Trained(save, {"input": x}, answer, frame.Split.dropna().to_numpy(float))
+
+    name = f"{objective}+{type(model).__name__}" + (
+        "+early" if model.early_stopping_rounds else ""
+    ) + ("+shifted" if shift else "")  # fmt: skip
+    return Case("xgboost", name, data, train)
+
+
+_SMALL: dict[str, Any] = {"n_estimators": 40, "n_jobs": 1, "max_depth": 4, "random_state": 1}
 CASES = [
     _case("binary:logistic", "missing"),
     _case("binary:logistic", "grid", form="json", base_score=0.2),
@@ -82,4 +122,34 @@ CASES = [
     _case("reg:gamma", "grid", form="json"),
     _case("reg:squarederror", "plain", booster="dart", rate_drop=0.3),
     Case("xgboost", "reg:squarederror", "categories", _categories),
+    _case("binary:logistic", "wide", scale_pos_weight=4.0),
+    _case("binary:logistic", "plain", num_parallel_tree=30, subsample=0.7, eta=1.0),
+    _case("binary:logitraw", "grid"),
+    _case("binary:hinge", "missing"),
+    _case("multi:softprob", "grid", booster="dart", rate_drop=0.2),
+    _case("reg:logistic", "plain", form="json"),
+    _case("reg:squaredlogerror", "grid", base_score=0.5),
+    _case("reg:pseudohubererror", "missing"),
+    _case("reg:absoluteerror", "plain", form="json"),
+    _case("reg:quantileerror", "grid", quantile_alpha=0.8),
+    _case("count:poisson", "grid", form="json", max_delta_step=0.7),
+    _case("rank:ndcg", "grid"),
+    _case("rank:pairwise", "missing", form="json"),
+    _case("survival:cox", "plain"),
+    _case("survival:aft", "grid"),
+    _case("reg:squarederror", "missing", form="json", monotone_constraints="(1,0,0,-1,0,0)"),
+    _wrapped(
+        xgb.XGBClassifier(early_stopping_rounds=5, **_SMALL | {"n_estimators": 300}),
+        "binary",
+        "missing",
+    ),
+    _wrapped(
+        xgb.XGBRegressor(early_stopping_rounds=5, **_SMALL | {"n_estimators": 300}),
+        "regression",
+        "grid",
+    ),
+    _wrapped(xgb.XGBRegressor(**_SMALL), "regression", "plain", shift=1000.0),
+    _wrapped(xgb.XGBRegressor(missing=-999, **_SMALL), "regression", "grid"),
+    _wrapped(xgb.XGBClassifier(objective="multi:softmax", **_SMALL), "multi", "missing"),
+    _wrapped(xgb.XGBRFClassifier(**_SMALL), "binary", "grid"),
 ]

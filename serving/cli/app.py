@@ -11,6 +11,7 @@ from serving.cli import (
     apply,
     backup,
     doctor,
+    importing,
     install_service,
     lifecycle,
     listing,
@@ -54,6 +55,7 @@ def _options(
 
 app.command("serve")(serve.serve)
 app.command("push")(push.push)
+app.command("import")(importing.import_models)
 app.command("ls")(listing.ls)
 app.command("ps")(listing.ps)
 app.command("load")(lifecycle.load)

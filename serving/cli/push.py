@@ -95,7 +95,8 @@ def push(
         str,
         typer.Option(
             "--format", metavar="FORMAT", parser=_format_name,
-            help="auto, onnx, lightgbm, xgboost, catboost, sklearn, torch, keras or text.",
+            help="auto, onnx, lightgbm, xgboost, catboost, sklearn, torch, keras, text or mlflow; "
+                 "for a folder of MLflow, the flavour to take.",
         ),
     ] = "auto",
     runtime: Annotated[

@@ -52,12 +52,13 @@ def decode_predict(
     if field:
         document = {"instances": dataframe.rows_of(document, field)}
     with dataframe.named(field):
-        return _decoded(document, signature, limits, is_batchable=is_batchable)
+        return decode_document(document, signature, limits, is_batchable=is_batchable)
 
 
-def _decoded(
+def decode_document(
     document: Mapping[str, Any], signature: Signature, limits: Limits, *, is_batchable: bool
 ) -> PredictCall:
+    """Return the call in a decoded body that holds ``instances`` or ``inputs``."""
     if ("instances" in document) == ("inputs" in document):
         raise InvalidInput('body: exactly one of "instances" (rows) and "inputs" is needed')
     name = document.get("signature_name")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import orjson
@@ -25,6 +26,7 @@ from serving.data.call import Answer, RequestHead
 from serving.data.data_plane import DataPlane, ServedVersion, version_headers
 from serving.data.docs import DATA_SCHEMAS, PARAMETERS, ROUTES, RouteDoc
 from serving.data.guard import OPEN_PATHS, install_guard, is_guarded
+from serving.data.invocations import body_protocol, invoked_model
 from serving.data.paths import selector_of
 from serving.errors import Cancelled, ServingError, status_of
 from serving.settings import Settings
@@ -168,21 +170,31 @@ class _Routes:
     async def predict(self, request: Request) -> Response:
         return await self._predicted(request, self._plane.predict_v1)
 
+    async def invocations(self, request: Request) -> Response:
+        protocol = body_protocol(request.scope["headers"])
+        compute = partial(self._plane.invoke, protocol)
+        return await self._predicted(request, compute, takes_csv=protocol == "csv")
+
     async def _predicted(
         self,
         request: Request,
         compute: Callable[[str, int | str | None, RequestHead, bytes], Coroutine[Any, Any, Answer]],
+        *,
+        takes_csv: bool = False,
     ) -> Response:
         head = RequestHead.of(request.scope["headers"], request.scope["state"]["request_id"])
         try:
-            model, selector = request.path_params["model"], selector_of(request.path_params)
+            selector = selector_of(request.path_params)
+            model = invoked_model(
+                request.path_params.get("model", ""), self._settings.invocations_model
+            )
             headers, receive = request.scope["headers"], request.receive
-            async with self._bodies.read(headers, receive) as body:
+            async with self._bodies.read(headers, receive, takes_csv=takes_csv) as body:
                 answer = await _unless_gone(receive, compute(model, selector, head, body))
             if answer is None:
                 # Counted where it was dropped; nobody reads this one.
                 return RawResponse(status_of(Cancelled()), [], b"")
-        except (InvalidInput, ServingError) as error:
+        except (InvalidInput, NotFound, ServingError) as error:
             answer = self._plane.refused(error, head)
         return RawResponse(answer.status, answer.headers, answer.body)
 

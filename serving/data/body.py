@@ -54,14 +54,14 @@ class BodyReader:
         self.budget_bytes = LARGEST_BODIES_AT_ONCE * settings.max_body_bytes
         self.held_bytes = 0
 
-    def open(self, headers: Iterable[tuple[bytes, bytes]]) -> Intake:
+    def open(self, headers: Iterable[tuple[bytes, bytes]], *, takes_csv: bool = False) -> Intake:
         """Return what takes in the body that ``headers`` announce; release it at the end.
 
         Raises UnsupportedMedia, or PayloadTooLarge for a length over the limit.
         """
         fields = dict(headers)
         if content_type := fields.get(b"content-type"):
-            _check_type(content_type)
+            _check_type(content_type, takes_csv)
         length = fields.get(b"content-length")
         if length is not None and not (length.isdigit() and int(length) <= self.max_bytes):
             raise self._wrong_length(length)
@@ -71,13 +71,17 @@ class BodyReader:
 
     @asynccontextmanager
     async def read(
-        self, headers: Iterable[tuple[bytes, bytes]], receive: Receive
+        self,
+        headers: Iterable[tuple[bytes, bytes]],
+        receive: Receive,
+        *,
+        takes_csv: bool = False,
     ) -> AsyncIterator[bytes]:
         """Give the whole decoded body, and count it as held until the context ends.
 
         Raises what ``open`` and ``Intake`` do, RequestTooSlow, or Cancelled (the client left).
         """
-        intake = self.open(headers)
+        intake = self.open(headers, takes_csv=takes_csv)
         try:
             try:
                 async with asyncio.timeout(self.timeout_s):
@@ -197,10 +201,11 @@ async def _collected(receive: Receive, intake: Intake) -> bytes:
 
 
 @lru_cache(256)
-def _check_type(header: bytes) -> None:
+def _check_type(header: bytes, takes_csv: bool) -> None:
     value = header.decode("latin-1")
     name, *parameters = (part.strip() for part in value.lower().split(";"))
-    if name and name not in _TYPES and not name.endswith("+json"):
+    is_known = name in _TYPES or (takes_csv and name == "text/csv")
+    if name and not is_known and not name.endswith("+json"):
         raise UnsupportedMedia(
             f"content-type {shown(value)} is not supported: use application/json or "
             "application/octet-stream"

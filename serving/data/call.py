@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, TypeAlias
+from typing import Protocol as Interface
 
 from registry.errors import InvalidInput
 from serving.web.errors import REQUEST_ID, Headers, new_request_id, request_id_of
@@ -18,6 +19,8 @@ KEY_HEADER: Final = b"x-routing-key"
 MAX_KEY_BYTES: Final = 256
 ACCEPT_HEADER: Final = b"accept-encoding"
 TIMING_HEADER: Final = b"x-server-timing"
+# How a body is to be read; "csv" is MLflow's form with rows as CSV.
+Protocol: TypeAlias = Literal["v1", "v2", "mlflow", "csv"]
 _HEADERS: Final = frozenset(
     {REQUEST_ID, LENGTH_HEADER, TIMEOUT_HEADER, KEY_HEADER, ACCEPT_HEADER, TIMING_HEADER}
 )
@@ -69,7 +72,7 @@ class InferCall:
     ``selector``: a version's number, an alias, ``latest``, or None for the route.
     """
 
-    protocol: Literal["v1", "v2"]
+    protocol: Protocol
     model: str
     selector: int | str | None
     head: RequestHead
@@ -91,7 +94,7 @@ class Answer:
     version_prefix: bytes = b""
 
 
-class Pending(Protocol):
+class Pending(Interface):
     """A request under way."""
 
     def cancel(self) -> None:

@@ -17,7 +17,7 @@ from registry.errors import InvalidInput, NotFound, NotReady
 from registry.ident import check_model_name
 from registry.serving_map import ServingMap, VersionView
 from serving.codec import v2
-from serving.data.call import Answer, InferCall, Pending, RequestHead, routing_key
+from serving.data.call import Answer, InferCall, Pending, Protocol, RequestHead, routing_key
 from serving.data.model_gate import ModelFull
 from serving.data.refusal import InFlightFull, error_answer, reason_of
 from serving.data.request import Decoded, OnAnswered, Request
@@ -157,6 +157,17 @@ class DataPlane:
     ) -> Answer:
         """Answer a V1 predict request, as ``infer_v2`` does."""
         return await self._awaited(InferCall("v1", model, selector, head, body))
+
+    async def invoke(
+        self,
+        protocol: Protocol,
+        model: str,
+        selector: int | str | None,
+        head: RequestHead,
+        body: bytes,
+    ) -> Answer:
+        """Answer a request in MLflow's form, as ``infer_v2`` does."""
+        return await self._awaited(InferCall(protocol, model, selector, head, body))
 
     def refused(self, error: Exception, head: RequestHead) -> Answer:
         """Return the answer to a request that reached no version, and count it."""

@@ -190,6 +190,24 @@ DATA_SCHEMAS: Final[dict[str, Document]] = {
         "properties": {"predictions": _array(_ANYTHING), "outputs": _ANYTHING},
         "oneOf": [{"required": ["predictions"]}, {"required": ["outputs"]}],
     },
+    "InvocationsRequest": {
+        "type": "object",
+        "properties": {
+            "dataframe_records": _array(_PARAMETERS),
+            "dataframe_split": _object(
+                {"columns": _array(_ANYTHING), "data": _array(_array(_ANYTHING))},
+                ("columns", "data"),
+            ),
+            "instances": {"type": "array", "items": _ANYTHING},
+            "inputs": _ANYTHING,
+            "params": {"type": "object", "properties": {"output": _TEXT}},
+        },
+        "oneOf": [
+            {"required": [name]}
+            for name in ("dataframe_split", "dataframe_records", "instances", "inputs")
+        ],
+    },
+    "InvocationsResponse": _object({"predictions": _ANYTHING}),
     "ModelStatus": _object(
         {
             "name": _TEXT,
@@ -270,6 +288,21 @@ def _predict(path: str, suffix: str, meaning: str) -> RouteDoc:
     )  # fmt: skip
 
 
+def _invocations(path: str, suffix: str, meaning: str) -> RouteDoc:
+    body = json_of(schema_ref("InvocationsRequest"), "A DataFrame, rows, or whole tensors.")
+    body["content"]["text/csv"] = {"schema": _TEXT}
+    body["required"] = True
+    answer = json_of(
+        schema_ref("InvocationsResponse"),
+        "Labels of a classifier, numbers of a regressor; params.output names another output.",
+        is_of_version=True,
+    )
+    return RouteDoc(
+        "POST", path + "/invocations", "invocations", f"invocations{suffix}", "predict",
+        f"Predict in MLflow's form with {meaning}", _COMPUTE | {200: answer}, body, _HEADERS,
+    )  # fmt: skip
+
+
 def _get(
     path: str, handler: str, operation: str, tag: str, summary: str, schema: str,
     failures: dict[int | str, Document],
@@ -287,6 +320,14 @@ ROUTES: Final = (
         "/v2/health/ready", "ready", "ready", "health", "Predictions can be sent", "Ready",
         _ALWAYS | {503: json_of(schema_ref("NotReady"), "Not yet; the message says why.")},
     ),
+    _get(
+        "/ping", "ready", "ping", "health", "Predictions can be sent, as MLflow's clients ask",
+        "Ready", _ALWAYS | {503: json_of(schema_ref("NotReady"), "Not yet; it says why.")},
+    ),
+    _get(
+        "/health", "ready", "health", "health", "The same as /ping", "Ready",
+        _ALWAYS | {503: json_of(schema_ref("NotReady"), "Not yet; it says why.")},
+    ),
     _get("/v2/models", "models", "models", "models", "Names of all models", "Models", _ALWAYS),
     _get(
         "/v2/models/stats", "all_stats", "all_stats", "models",
@@ -297,6 +338,10 @@ ROUTES: Final = (
     _predict(_V1, "", "the version that the route names"),
     _predict(_V1 + "/versions/{number:segment}", "_version", "one version"),
     _predict(_V1 + "/labels/{alias:segment}", "_alias", "the version of an alias"),
+    _invocations("", "", "the model that the setting invocations_model names"),
+    _invocations(_V1, "_model", "the version that the route names"),
+    _invocations(_V1 + "/versions/{number:segment}", "_version", "one version"),
+    _invocations(_V1 + "/labels/{alias:segment}", "_alias", "the version of an alias"),
     _get(_M, "metadata", "metadata", "models", "Inputs and outputs", "ModelMetadata", _FIND_READY),
     _get(
         _MV, "metadata", "metadata_version", "models", "Inputs and outputs of one version",

@@ -21,7 +21,7 @@ from serving.settings import Settings
 from serving.web.common import RawResponse
 
 # Probes carry no token. Readiness of one model is not among them: it tells which models exist.
-OPEN_PATHS: Final = frozenset({"/v2/health/live", "/v2/health/ready"})
+OPEN_PATHS: Final = frozenset({"/v2/health/live", "/v2/health/ready", "/ping", "/health"})
 
 
 def is_guarded(settings: Settings) -> bool:

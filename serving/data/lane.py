@@ -15,6 +15,7 @@ from registry.errors import InvalidInput
 from serving.data.body import BodyReader, Intake
 from serving.data.call import Answer, InferCall, Pending, RequestHead
 from serving.data.guard import door_of
+from serving.data.invocations import invoked
 from serving.data.paths import Target, prediction_of
 from serving.errors import Cancelled, ServingError
 from serving.settings import Settings
@@ -42,6 +43,7 @@ class InferLane:
         self.bodies = bodies
         self.door = door_of(settings)
         self.access_log = AccessLog.of(settings)
+        self._invocations_model = settings.invocations_model
 
     def open(
         self,
@@ -56,6 +58,8 @@ class InferLane:
         asked = prediction_of(target)
         if asked is None:
             return None
+        if asked.protocol == "mlflow":
+            asked = invoked(asked, headers, self._invocations_model)
         prediction = Prediction(self, connection, asked, headers)
         prediction.keep_alive = keep_alive
         prediction.is_expecting = is_expecting
@@ -105,7 +109,9 @@ class Prediction:
             if self._asked.error is not None:
                 self._refusal = self._asked.error
             else:
-                self._intake = lane.bodies.open(self._headers)
+                self._intake = lane.bodies.open(
+                    self._headers, takes_csv=self._asked.protocol == "csv"
+                )
         except (InvalidInput, ServingError) as error:
             self._refusal = error
         if self.is_expecting and self._refusal is None:
@@ -169,7 +175,7 @@ class Prediction:
         if asked.error is not None or self.is_expecting or not (is_plain and self.keep_alive):
             return None
         try:
-            self._lane.bodies.open(self._headers)
+            self._lane.bodies.open(self._headers, takes_csv=asked.protocol == "csv")
         except (InvalidInput, ServingError):
             return None
         return PreparedPrediction(self._lane, asked, self._headers, self.path)

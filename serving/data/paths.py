@@ -6,14 +6,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import httptools
 from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.routing import compile_path
 
-from registry.errors import InvalidInput
+from registry.errors import InvalidInput, NotFound
 from registry.ident import parse_selector, parse_version
+from serving.data.call import Protocol
 from serving.data.docs import ROUTES
 from serving.web.head import split_target
 
@@ -33,18 +34,23 @@ register_url_convertor("segment", _Segment())
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a prediction asks for. ``error``: what is wrong with the path, if something is."""
+    """What a prediction asks for. ``error``: what is wrong with the path, if something is.
 
-    protocol: Literal["v1", "v2"]
+    ``model`` is empty where the path names none: the setting ``invocations_model`` does.
+    """
+
+    protocol: Protocol
     model: str
     selector: int | str | None
-    error: InvalidInput | None = None
+    error: InvalidInput | NotFound | None = None
 
 
-_PROTOCOLS: Final[Mapping[str, Literal["v1", "v2"]]] = {"infer": "v2", "predict": "v1"}
+_PROTOCOLS: Final[Mapping[str, Protocol]] = {
+    "infer": "v2", "predict": "v1", "invocations": "mlflow",
+}  # fmt: skip
 # The expressions that the application's router matches with: what it would route there, and
 # nothing else, is a prediction here.
-_PREDICTIONS: Final[tuple[tuple[re.Pattern[str], Literal["v1", "v2"]], ...]] = tuple(
+_PREDICTIONS: Final[tuple[tuple[re.Pattern[str], Protocol], ...]] = tuple(
     (compile_path(doc.path)[0], _PROTOCOLS[doc.handler])
     for doc in ROUTES
     if doc.handler in _PROTOCOLS
@@ -79,11 +85,12 @@ def _read(target: bytes) -> Target | None:
     for pattern, protocol in _PREDICTIONS:
         if match := pattern.match(path):
             parameters = match.groupdict()
+            model = parameters.get("model", "")
             try:
-                return Target(protocol, parameters["model"], selector_of(parameters))
+                return Target(protocol, model, selector_of(parameters))
             except InvalidInput as error:
                 # Kept for every request with this target: without what led here.
-                return Target(protocol, parameters["model"], None, error.with_traceback(None))
+                return Target(protocol, model, None, error.with_traceback(None))
     return None
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol, TypeAlias
 from models.errors import InputRefused, RunFailed, RunTerminated
 from models.servable import Array
 from registry.serving_map import ServingMap, Uses
-from serving.codec import encoding, v1, v2
+from serving.codec import encoding, invocations, v1, v2
 from serving.codec.packed_rows import Inputs, arrays_of
 from serving.data.batch_queue import Member, RunResult
 from serving.data.batch_run import group_key
@@ -125,8 +125,11 @@ class Request(Member):
         call, version = self._call, self.version
         if call.protocol == "v2":
             return version.plan.decode(call.body, json_length(call.head.json_length))
-        return v1.decode_predict(
-            call.body, version.signature, is_batchable=version.batcher.is_batchable
+        is_batchable = version.batcher.is_batchable
+        if call.protocol == "v1":
+            return v1.decode_predict(call.body, version.signature, is_batchable=is_batchable)
+        return invocations.decode_invocations(
+            call.body, version.signature, is_csv=call.protocol == "csv", is_batchable=is_batchable
         )
 
     def _submit(self, decoded: Decoded, inputs: Inputs) -> None:
@@ -231,6 +234,8 @@ class Request(Member):
         decoded, version = self._decoded, self.version
         if isinstance(decoded, v2.InferCall):
             return version.plan.encode(decoded, arrays)
+        if isinstance(decoded, invocations.InvocationsCall):
+            return invocations.encode_invocations(decoded, arrays, version.signature), None
         return v1.encode_predict(decoded, arrays, version.signature), None
 
     def _respond(

@@ -7,6 +7,7 @@ from typing import Final, TypeVar
 
 from models.servable import Servable
 from models.signature import Signature
+from registry.manifest import JsonObject
 from registry.model_settings import ModelSettings
 from serving.codec.v2_plan import V2Plan
 from serving.data.batch_run import GroupKey, usual_key
@@ -17,6 +18,8 @@ from serving.metrics.page import VersionCounters
 from serving.settings import MIB, Settings
 from serving.web.errors import JSON_TYPE, Headers
 
+# What Triton calls the same runtime; its clients compare it.
+ONNX_PLATFORM: Final = "onnxruntime_onnx"
 NS_PER_MS: Final = 1_000_000
 N = TypeVar("N", int, float)
 
@@ -26,6 +29,7 @@ class ServedVersion:
     """A version that answers, with all that it needs to; the target of the serving map.
 
     ``cache``: of all versions of the worker; None: off. ``gate``: of all versions of the model.
+    ``platform``: what clients are told of what computes it.
     ``headers``: what says of an answer which version it is about. ``json_prefix``: the lines of
     these and of the JSON content type. ``usual_key``: the group of what the plan decodes.
     """
@@ -41,6 +45,7 @@ class ServedVersion:
     max_output_bytes: int = 256 * MIB
     cache: ResponseCache | None = None
     gate: ModelGate = field(default_factory=lambda: ModelGate(""))
+    platform: str = ONNX_PLATFORM
     plan: V2Plan = field(init=False)
     headers: Headers = field(init=False)
     json_prefix: bytes = field(init=False)
@@ -71,6 +76,12 @@ class ServedVersion:
             is_merging=model.batching is not False,
         )
         self.batcher.apply(limits, priority=model.priority or 0)
+
+
+def platform_of(runtime: JsonObject) -> str:
+    """Return what computes a version by its manifest: a library's name, or Triton's for ONNX."""
+    library = runtime.get("library")
+    return library if isinstance(library, str) else ONNX_PLATFORM
 
 
 def version_headers(version: int, digest: str) -> Headers:

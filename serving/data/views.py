@@ -8,9 +8,8 @@ from typing import Any, Final
 from registry.lifecycle import State
 from registry.manifest import JsonObject
 from registry.serving_map import ModelView, Snapshot, VersionView
+from serving.data.served import ONNX_PLATFORM
 
-# What Triton calls the same runtime; its clients compare it.
-PLATFORM: Final = "onnxruntime_onnx"
 _INDEX_STATES: Final = {
     State.UNLOADED: "UNAVAILABLE",
     State.LOADING: "LOADING",
@@ -41,7 +40,7 @@ def metadata(model: ModelView[Any], view: VersionView[Any]) -> JsonObject:
     return {
         "name": view.model,
         "versions": [str(n) for n, other in sorted(model.versions.items()) if is_ready(other)],
-        "platform": PLATFORM,
+        "platform": _platform(view),
         "inputs": list(_specs(view, "inputs")),
         "outputs": list(_specs(view, "outputs")),
     }
@@ -51,8 +50,8 @@ def config(view: VersionView[Any]) -> JsonObject:
     """Return Triton's ModelConfig. ``max_batch_size`` 0: shapes are whole, batch included."""
     return {
         "name": view.model,
-        "platform": PLATFORM,
-        "backend": "onnxruntime",
+        "platform": _platform(view),
+        "backend": _platform(view).partition("_")[0],
         "version_policy": {"specific": {"versions": [view.version]}},
         "max_batch_size": 0,
         "input": [_config_tensor(spec) for spec in _specs(view, "inputs")],
@@ -101,6 +100,10 @@ def failed(snapshot: Snapshot[Any]) -> list[JsonObject]:
         for view in _all_versions(snapshot)
         if view.state is State.FAILED
     ]
+
+
+def _platform(view: VersionView[Any]) -> str:
+    return str(view.target.platform) if view.target is not None else ONNX_PLATFORM
 
 
 def _all_versions(snapshot: Snapshot[Any]) -> Iterable[VersionView[Any]]:

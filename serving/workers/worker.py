@@ -32,6 +32,7 @@ from serving.data.model_gate import ModelGate
 from serving.data.response_cache import ResponseCache
 from serving.data.run_policy import RunPolicy, has_one_shape, may_inline
 from serving.data.run_pool import RunPool, background_executor
+from serving.data.served import platform_of
 from serving.fleet import VersionKey
 from serving.logs import configure_logs
 from serving.metrics.page import MetricsMemory
@@ -226,6 +227,7 @@ class Worker:
             digest=version.manifest.digest,
             signature=servable.signature,
             servable=servable,
+            platform=platform_of(version.manifest.runtime),
             batcher=Batcher(
                 servable,
                 name=f"{version.model}/{version.version}",

@@ -450,3 +450,20 @@ def test_a07_a_row_alone_and_in_a_batch_is_answered_alike(serve, name):
             expected = np.concatenate([item["probabilities"] for item in alone])
             assert worst(batch["probabilities"], expected) <= 1e-6
             assert batch["label"].tolist() == [item["label"][0] for item in alone]
+
+
+def test_clusters_of_a_float32_table(serve, rng):
+    """KMeans trained on float32 takes nothing else; it is served all the same."""
+    x = rng.normal(size=(200, 3)).astype(np.float32)
+    model = cluster.KMeans(4, random_state=0, n_init=1).fit(x)
+    assert serve(model)({"input": x})["label"].tolist() == model.predict(x).tolist()
+
+
+def test_a_mixture_is_computed_in_double_where_float_is_not_enough(serve, rng):
+    """Its exponents of squares lose more than the tolerance in float32."""
+    x = rng.normal(size=(800, 6))
+    model = mixture.GaussianMixture(3, random_state=1).fit(x)
+    served = serve(model)
+    rows = (rng.normal(size=(500, 6)) * 2).astype(np.float32)
+    assert worst(served({"input": rows})["probabilities"], model.predict_proba(rows)) <= TOLERANCE
+    assert served.parity["precision"] == "float64"

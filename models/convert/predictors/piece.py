@@ -15,6 +15,7 @@ from models.convert.sklearn_transforms import transform_converters, transform_sh
 from models.convert.trees import ML_DOMAIN, ML_OPSET, OPSET, Precision
 from models.errors import ConversionRefused
 
+_PLAIN_OPSET: Final = frozenset({"GaussianMixture", "BayesianGaussianMixture"})
 _NO_ZIPMAP: Final = {"zipmap": False}
 
 
@@ -53,6 +54,12 @@ def add_piece(graph: Graph, estimator: Any, piece: Piece, prefix: str) -> list[s
 
 
 def _convert(estimator: Any, piece: Piece) -> onnx.ModelProto:
+    # Mixtures in double compare the opset with a number, which a table of opsets is not.
+    is_plain = type(estimator).__name__ in _PLAIN_OPSET
+    return _converted(estimator, piece, OPSET if is_plain else {"": OPSET, ML_DOMAIN: ML_OPSET})
+
+
+def _converted(estimator: Any, piece: Piece, target_opset: int | dict[str, int]) -> onnx.ModelProto:
     import skl2onnx
     from skl2onnx.common.exceptions import MissingConverter, MissingShapeCalculator
 
@@ -63,7 +70,7 @@ def _convert(estimator: Any, piece: Piece) -> onnx.ModelProto:
             converted = skl2onnx.convert_sklearn(
                 estimator,
                 initial_types=_initial_types(piece),
-                target_opset={"": OPSET, ML_DOMAIN: ML_OPSET},
+                target_opset=target_opset,
                 options={id(estimator): _NO_ZIPMAP} if _has_zipmap(estimator) else None,
                 custom_conversion_functions=transform_converters(),
                 custom_shape_calculators=transform_shapes(),

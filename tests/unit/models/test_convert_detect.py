@@ -207,7 +207,7 @@ def test_foreign_and_damaged_files_are_refused_with_the_reason(tmp_path, name, c
 @pytest.mark.parametrize(
     ("marker", "reason"),
     [
-        ("MLmodel", "MLflow folder"),
+        ("MLmodel", "MLmodel: expected an object"),
         ("x", "a folder without a model: push"),
     ],
 )

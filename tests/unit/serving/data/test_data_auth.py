@@ -18,7 +18,7 @@ from serving.metrics.collector import Facts, render
 from serving.settings import Settings, Token
 from tests.unit.serving.data.rig import Plane, Served, serve
 
-OPEN = {"/v2/health/live", "/v2/health/ready"}
+OPEN = {"/v2/health/live", "/v2/health/ready", "/ping", "/health"}
 
 
 def token(name: str, *scopes: str) -> Token:

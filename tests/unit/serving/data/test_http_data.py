@@ -700,7 +700,7 @@ async def test_the_openapi_document_is_complete(plane: Plane, client: httpx.Asyn
         if getattr(route, "include_in_schema", False) and hasattr(route, "methods")
     }
     assert set(document["paths"]) == paths
-    assert len(paths) == 21
+    assert len(paths) == 27
     names = set(re.findall(r"#/components/schemas/(\w+)", json.dumps(document)))
     assert names <= set(document["components"]["schemas"])
     for path, operations in document["paths"].items():

@@ -195,6 +195,14 @@ async def test_every_oddity_alone_is_answered_alike(settings: Settings) -> None:
 
 
 @pytest.mark.slow
+async def test_a_model_for_mlflow_answers_alike(settings: Settings) -> None:
+    """The path that names no model goes to the model of the setting, in JSON and in CSV."""
+    named = small(settings, invocations_model="fraud")
+    cases = [case for case in corpus() if PATHS[10] in case.name]
+    assert await compared(named, cases) >= 8
+
+
+@pytest.mark.slow
 async def test_oddities_mixed_are_answered_alike(settings: Settings) -> None:
     """Hundreds of requests by a fixed seed, alone and behind others."""
     assert await compared(settings, generated(seed=11, count=500)) > 100

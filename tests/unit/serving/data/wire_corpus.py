@@ -49,6 +49,10 @@ BODIES = {
     "v1": V1,
     "v1 by column": json.dumps({"inputs": [[1, 2, 3, 4]]}).encode(),
     "v1 of many rows": json.dumps({"instances": [[1, 2, 3, 4]] * 200}).encode(),
+    "a data frame": b'{"dataframe_split": {"columns": [0, 1, 2, 3], "data": [[1, 2, 3, 4]]}}',
+    "with params": b'{"inputs": [[1, 2, 3, 4]], "params": {"output": "y"}}',
+    "with other params": b'{"inputs": [[1, 2, 3, 4]], "params": {"top_k": 3}}',
+    "csv": b"a,b,c,d\n1,2,,4\n",
     "empty": b"",
     "no json": b"{",
     "not an object": b"[1]",
@@ -87,6 +91,10 @@ PATHS = [
     "/v1/models/fraud:predict",
     "/v1/models/fraud/versions/3:predict",
     "/v1/models/fraud/labels/stable:predict",
+    "/v1/models/fraud/invocations",
+    "/v1/models/fraud/versions/3/invocations",
+    "/v1/models/fraud/labels/stable/invocations",
+    "/invocations",
 ]
 ODD_PATHS = [
     "/v2/models/frau%64/infer", "/v2/models/fraud/infer?x=1&y", "/v2/models/fraud/infer#part",
@@ -105,7 +113,8 @@ ODD_PATHS = [
     "http://other.example/v2/models/fraud/infer", "http://u:p@h:9/v1/models/fraud:predict?q",
     "https:/v2/models/fraud/infer", "//h/v2/models/fraud/infer", "/v2/health/live", "/v2", "/",
     "/v2/repository/index", "*", "v2/models/fraud/infer", "/v2/models/fraud/infer\x7f",
-    "/v2/models/fr\xe9ud/infer",
+    "/v2/models/fr\xe9ud/infer", "/invocations/", "/invocations?x=1", "/v1/models//invocations",
+    "/v1/models/fraud/versions/x/invocations", "/v1/models/none/invocations", "/ping", "/health",
 ]  # fmt: skip
 HEADERS = [
     "Content-Type: application/json", "Content-Type: application/json; charset=utf-8",
@@ -129,6 +138,7 @@ HEADERS = [
     "X-Long: " + "a" * 15_000, "X-Long: " + "a" * 17_000, "X: a\x00b", "X : a", "X: a\r\n b",
     "X: a\nY: b", ": a", "no colon", "X: \xff", "\r\nX: y", "Transfer-Encoding: identity",
     "Content-Length: 3", "Content-Length: +3", "TE: trailers", "Cookie: a=b; c=d", "X:", "x:y",
+    "Content-Type: text/csv", "Content-Type: Text/CSV; charset=utf-8",
 ]  # fmt: skip
 VERBS = ["GET", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "CONNECT", "post", "BREW"]
 VERSIONS = ["HTTP/1.0", "HTTP/1.2", "HTTP/2.0", "HTTP/0.9", "HTTP/1.1 ", "HTTP/11", "ICY/1.1", ""]
@@ -197,6 +207,15 @@ def corpus() -> list[Case]:
     good = request()
     cases = [Case(f"path {path!r}", request(path)) for path in PATHS + ODD_PATHS]
     cases += [Case(f"v1 body, path {path!r}", request(path, V1)) for path in PATHS[4:]]
+    cases += [
+        Case(f"body {name!r}, path {path!r}, {line!r}", request(path, body, line))
+        for name, body in BODIES.items()
+        for path, line in (
+            (PATHS[7], HEADERS[0]),
+            (PATHS[8], HEADERS[-2]),
+            (PATHS[10], HEADERS[-1]),
+        )
+    ]
     cases += [Case(f"body {name!r}", request(body=body)) for name, body in BODIES.items()]
     cases += [
         Case(f"binary body {name!r}", request(PATHS[0], BODIES[name], HEADERS[29]))
