@@ -129,7 +129,7 @@ async def _send(
             await asyncio.sleep(0.05)
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Measure as the arguments say and print one JSON object; 1 if any request failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("url", help="where to POST, such as http://HOST:PORT/v2/models/M/infer")
@@ -140,7 +140,7 @@ def main() -> int:
     parser.add_argument(
         "--header", action="append", default=[], metavar="'NAME: VALUE'", help="sent each time"
     )
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     tally, seconds = asyncio.run(_main(arguments))
     print(json.dumps(tally.report(seconds, arguments.rows)))
     return 1 if tally.failed else 0

@@ -14,7 +14,7 @@ status; "failed" with "errors" and "by_status", for what was refused, broken or 
 "intended_rate" beside "achieved_rate" and "answered_rate"; "client_cpu", the share of a core that
 this program took (near 1 it is too busy to be believed); and "valid": whether at least 98 % of the
 requests were started within 1 ms of when they were meant to. Numbers of a run that is not valid say
-more about this program's machine than about the server.
+more about this program's machine than about the server. A token is taken from RAMRACK_TOKEN.
 
 Exit code: 0 all answered; 1 a request failed; 2 wrong usage; 3 the run is not valid.
 """
@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import signal
 import sys
 import time
@@ -38,9 +39,10 @@ from typing import Final
 
 from loadtest.exchange import NO_ANSWER, Exchange, Exchanges
 from loadtest.histogram import Latencies
+from loadtest.plots import write_page
 from loadtest.samples import write_samples
 from loadtest.schedule import ARRIVALS, intended_starts_ns
-from loadtest.target import Target
+from loadtest.target import Target, token_headers
 
 ON_TIME_NS: Final = 1_000_000
 ON_TIME_SHARE: Final = 0.98
@@ -83,7 +85,8 @@ class Recording:
     def report(self, window_s: float = 0.0) -> dict[str, object]:
         """Return what is printed; ``window_s`` above 0 adds the same by windows of that length."""
         succeeded = [each for each in self.exchanges if _succeeded(each)]
-        summary = Latencies(each.latency_ns for each in succeeded).summary()
+        latencies = Latencies(each.latency_ns for each in succeeded)
+        summary = latencies.summary()
         span_s = _span_s(self.exchanges)
         report: dict[str, object] = {
             "valid": self.is_valid,
@@ -102,6 +105,7 @@ class Recording:
             "most_connections": self.most_open,
             "seconds": round(self.seconds, 3),
             "client_cpu": round(self.cpu_s / self.seconds, 3) if self.seconds else 0.0,
+            "histogram": latencies.buckets(),
         }
         if window_s > 0:
             report["windows"] = list(_windows(self.exchanges, window_s))
@@ -207,7 +211,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure as the arguments say, print one JSON object, return the exit code."""
     options = _parser().parse_args(arguments)
     try:
-        target = Target.of(options.url, options.body.read_bytes(), options.header)
+        for path in (options.hgrm, options.hlog, options.html, options.samples):
+            if path is not None and not path.absolute().parent.is_dir():
+                raise ValueError(f"{path}: there is no folder {path.parent}")
+        headers = [*options.header, *token_headers(os.environ)]
+        target = Target.of(options.url, options.body.read_bytes(), headers)
         starts_ns = intended_starts_ns(
             options.rate, options.seconds, options.arrivals, options.seed
         )
@@ -223,13 +231,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(json.dumps(recording.report(options.window_s)))
     if options.samples is not None:
         write_samples(options.samples, recording.exchanges)
-    if options.hgrm is not None:
-        latencies = (each.latency_ns for each in recording.exchanges if _succeeded(each))
-        Latencies(latencies).write_distribution(options.hgrm)
-    return _judged(recording)
+    write_files(recording, options.url, hgrm=options.hgrm, hlog=options.hlog, page=options.html)
+    return judged(recording)
 
 
-def _judged(recording: Recording) -> int:
+def write_files(
+    recording: Recording, title: str, *,
+    hgrm: Path | None = None, hlog: Path | None = None, page: Path | None = None,
+) -> None:  # fmt: skip
+    """Write what was asked for: a distribution, a histogram log, a page with drawings."""
+    answered = sorted(
+        (each.intended_ns, each.latency_ns) for each in recording.exchanges if _succeeded(each)
+    )
+    latencies = Latencies(latency_ns for _, latency_ns in answered)
+    if hgrm is not None:
+        latencies.write_distribution(hgrm)
+    if hlog is not None:
+        latencies.write_log(hlog, recording.seconds)
+    if page is not None:
+        first = min((each.intended_ns for each in recording.exchanges), default=0)
+        dots = [((at - first) / 1e9, latency / 1e6) for at, latency in answered]
+        write_page(page, title, recording.report(), dots, latencies)
+
+
+def judged(recording: Recording) -> int:
+    """Return the exit code of a run, and say on stderr why it is not 0."""
     if not recording.is_valid:
         sys.stderr.write(
             f"not valid: only {recording.on_time_share:.1%} of the requests were started within "
@@ -278,6 +304,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--window-s", type=float, default=0.0, metavar="S",
         help="report each window of this length as well")  # fmt: skip
     add("--hgrm", type=Path, metavar="FILE", help="write the distribution for HdrHistogram plots")
+    add("--hlog", type=Path, metavar="FILE", help="write the histogram as an HdrHistogram log")
+    add("--html", type=Path, metavar="FILE", help="write a page with drawings of the run")
     add("--samples", type=Path, metavar="FILE", help="write a line for each request")
     add("--watch", default="", metavar="NAME", help="answer header to put into the samples")
     return parser

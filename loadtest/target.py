@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -40,3 +40,9 @@ class Target:
             lines.append("Content-Type: application/json")
         lines.append(f"Content-Length: {len(body)}")
         return cls((host, port), "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body)
+
+
+def token_headers(environ: Mapping[str, str]) -> list[str]:
+    """Return the header for the token of RAMRACK_TOKEN, which no command line may carry."""
+    token = environ.get("RAMRACK_TOKEN", "")
+    return [f"Authorization: Bearer {token}"] if token else []

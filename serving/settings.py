@@ -135,6 +135,12 @@ class Settings:
         "0: its share of what memory_budget leaves of the machine, 1GiB at least.",
         low=0, is_size=True,
     )  # fmt: skip
+    inline_ms: float = _setting(
+        1.0,
+        "A version whose row takes less runs on its worker's event loop, which saves the way to a "
+        "thread and lets the other requests wait meanwhile. 0: every run is in a thread.",
+        low=0, high=100,
+    )  # fmt: skip
     max_run_s: float = _setting(60.0, "Seconds one run may take before it is ended.", low=0.01)
     concurrent_loads: int = _setting(
         1, "Versions that may be checked, inspected and brought into RAM at once.", low=1, high=64

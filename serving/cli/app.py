@@ -10,6 +10,7 @@ import typer
 from serving.cli import (
     apply,
     backup,
+    bench,
     doctor,
     importing,
     install_service,
@@ -22,6 +23,8 @@ from serving.cli import (
     routing,
     serve,
     snippet,
+    top,
+    tune,
     upkeep,
 )
 
@@ -58,6 +61,7 @@ app.command("push")(push.push)
 app.command("import")(importing.import_models)
 app.command("ls")(listing.ls)
 app.command("ps")(listing.ps)
+app.command("top")(top.top)
 app.command("load")(lifecycle.load)
 app.command("unload")(lifecycle.unload)
 app.command("plan")(lifecycle.plan)
@@ -76,6 +80,8 @@ app.command("restore")(backup.restore)
 app.command("events")(upkeep.events)
 app.command("predict")(predict.predict)
 app.command("snippet")(snippet.snippet)
+app.command("bench")(bench.bench)
+app.command("tune")(tune.tune)
 app.command("doctor")(doctor.doctor)
 app.command("install-service")(install_service.install_service)
 

@@ -55,6 +55,15 @@ class Interrupt:
             raise KeyboardInterrupt
 
     @contextmanager
+    def also(self, number: signal.Signals) -> Iterator[None]:
+        """Take another signal as Ctrl-C inside the block; for a command that must clean up."""
+        before = signal.signal(number, self._take)
+        try:
+            yield
+        finally:
+            signal.signal(number, before)
+
+    @contextmanager
     def told(self, what_was_done: Callable[[], str]) -> Iterator[None]:
         """Turn Ctrl-C into Stopped with that text; a failure after Ctrl-C was caused by it."""
         try:

@@ -80,9 +80,14 @@ def admin_client(url: str) -> AdminClient:
     return AdminClient.connect(url, token, before_request=INTERRUPT.check)
 
 
+def data_token() -> str:
+    """Return the token for the data plane, empty without one."""
+    return token_text("RAMRACK_TOKEN", os.environ)
+
+
 def data_client(url: str) -> DataClient:
     """Return a client of the data plane."""
-    token = token_text("RAMRACK_TOKEN", os.environ)
+    token = data_token()
     from serving.client.api import DataClient
 
     return DataClient.connect(url, token, before_request=INTERRUPT.check)

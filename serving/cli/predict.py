@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 ROWS_A_REQUEST: Final = 500
 
 
-def _input_file(text: str) -> Path:
+def input_file(text: str) -> Path:
+    """Return the file that a flag names, or refuse it as wrong usage."""
     path = Path(text)
     if path != STDIN and not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
@@ -34,7 +35,7 @@ def predict(
     input_path: Annotated[
         Path,
         typer.Option(
-            "--input", "-i", metavar="FILE", parser=_input_file,
+            "--input", "-i", metavar="FILE", parser=input_file,
             help="JSON (a V1 or V2 body, or a list of rows), CSV or Parquet; -: standard input.",
         ),
     ],

@@ -75,6 +75,17 @@ def real(low: float, high: float) -> Callable[[str], float]:
     return read
 
 
+def one_of(*words: str) -> Callable[[str], str]:
+    """Return a reader of one of some words."""
+
+    def read(text: str) -> str:
+        if text not in words:
+            raise typer.BadParameter(f"{shown(text)} is not one of {', '.join(words)}")
+        return text
+
+    return read
+
+
 def server_url(text: str) -> str:
     """Return the address of a server."""
     try:

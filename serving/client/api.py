@@ -237,6 +237,10 @@ class AdminClient(_Client):
         """Return the memory ledger."""
         return self._get("/admin/v1/memory")
 
+    def metrics(self) -> str:
+        """Return the page of counters, in the text format of Prometheus."""
+        return self.http.call("GET", "/metrics").text
+
     def workers(self) -> list[Document]:
         """Return every worker slot."""
         return _list(self._get("/admin/v1/workers"), "workers")

@@ -17,7 +17,7 @@ from serving.data.batch_run import GroupKey
 # A run on the event loop saves the way to a thread and back, and keeps everyone waiting meanwhile.
 INLINE_NS: Final = 1_000_000
 # A version leaves the loop only well above where it comes back, or noise would toss it about.
-LEAVE_NS: Final = 2 * INLINE_NS
+_LEAVE: Final = 2
 # What one pass of the event loop may compute before it looks after its connections again.
 FLUSH_NS: Final = 2_000_000
 # A batch in a thread is the wait of whoever comes next, here or, on shared cores, elsewhere.
@@ -216,6 +216,7 @@ class RunPolicy:
     ``run_s``: what one row took when the version was inspected; 0: not known. ``may_inline``: False
     where a run might not end by itself, for on the loop nothing could end it. ``has_one_shape``:
     all inputs are fixed beside the rows, so that one measurement speaks for all requests.
+    ``inline_ns``: a version whose row takes less may run on the loop; 0: none does.
     """
 
     def __init__(
@@ -225,9 +226,12 @@ class RunPolicy:
         run_s: float = 0.0,
         may_inline: bool = False,
         has_one_shape: bool = False,
+        inline_ns: float = INLINE_NS,
     ) -> None:
         self._max_batch_rows = max_batch_rows
         self._may_inline = may_inline
+        self._inline_ns = inline_ns
+        self._flush_ns = max(FLUSH_NS, _LEAVE * inline_ns)
         self._shapes: dict[GroupKey, _Shape] = {}
         self._only: _Shape | None = None
         if has_one_shape:
@@ -242,15 +246,15 @@ class RunPolicy:
             return Cut(False, self._max_batch_rows, waiting)
         cost = shape.cost
         one_ns = cost.expected_ns(1)
-        shape.is_inline = one_ns < (LEAVE_NS if shape.is_inline else INLINE_NS)
+        shape.is_inline = one_ns < self._inline_ns * (_LEAVE if shape.is_inline else 1)
         members = shape.gain(rows).members(waiting)
         if (
             self._may_inline
             and shape.has_run
             and shape.is_inline
-            and cost.expected_ns(rows) <= FLUSH_NS
+            and cost.expected_ns(rows) <= self._flush_ns
         ):
-            return Cut(True, min(self._max_batch_rows, cost.rows_within(FLUSH_NS)), members)
+            return Cut(True, min(self._max_batch_rows, cost.rows_within(self._flush_ns)), members)
         limit_ns = max(THREAD_BATCH_NS, 4 * one_ns)
         return Cut(False, min(self._max_batch_rows, cost.rows_within(limit_ns)), members)
 

@@ -269,6 +269,7 @@ def _policy(version: TargetVersion, settings: Settings) -> RunPolicy:
         run_s=inspection.run_s,
         may_inline=may_inline(inspection, version.manifest),
         has_one_shape=has_one_shape(inspection.signature),
+        inline_ns=settings.inline_ms * 1e6,
     )
 
 

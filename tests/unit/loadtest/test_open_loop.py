@@ -44,6 +44,21 @@ def test_e14_a_stall_is_seen_by_all_who_came_in_it(most_connections):
     assert report["mean_ms"] >= 0.05 * STALL_S * 1000
 
 
+@pytest.mark.slow
+def test_e14_five_seconds_in_a_minute_lift_p99_to_nearly_five_seconds():
+    """The same share of a run, scaled down: 0.2 s in 2.4 s. Of all requests 8 % meet the stall."""
+
+    def respond(n: int) -> bytes:
+        if n == 300:
+            time.sleep(0.2)
+        return answer(200)
+
+    with http_server(respond) as url:
+        report = measured(url, 250.0, 2.4, connections=1).report()
+    assert report["failed"] == 0
+    assert report["p99_ms"] >= 0.8 * 200
+
+
 def test_every_request_ends_once_and_failures_stay_in_the_count():
     """Refusals, broken and foreign answers are failures with a reason beside the answers."""
     replies = {
@@ -144,8 +159,11 @@ def test_the_command_prints_one_object_and_tells_failures_by_its_exit_code(tmp_p
     body = tmp_path / "body.json"
     body.write_bytes(b"{}")
     with http_server(lambda n: answer(200 if n > 1 else 500)) as url:
-        code = main([url, str(body), "--rate", "50", "--seconds", "0.2", "--seed", "1"])
+        code = main([url, str(body), "--rate", "50", "--seconds", "0.2", "--seed", "1",
+                     *(part for kind in ("hgrm", "hlog", "html")
+                       for part in (f"--{kind}", str(tmp_path / f"run.{kind}")))])  # fmt: skip
     report = json.loads(capsys.readouterr().out)
+    assert all((tmp_path / f"run.{kind}").stat().st_size for kind in ("hgrm", "hlog", "html"))
     assert report["failed"] == 1
     assert code == (1 if report["valid"] else 3)
     assert report["client_cpu"] >= 0
@@ -155,10 +173,11 @@ def test_the_command_prints_one_object_and_tells_failures_by_its_exit_code(tmp_p
     "arguments",
     [["https://127.0.0.1/", "--rate", "1"], ["http://127.0.0.1:1/", "--rate", "0"],
      ["http://127.0.0.1:1/", "--rate", "1", "--header", "no colon"],
-     ["http://127.0.0.1:1/", "--rate", "1", "--header", "A: b\r\nC: d"]],
+     ["http://127.0.0.1:1/", "--rate", "1", "--header", "A: b\r\nC: d"],
+     ["http://127.0.0.1:1/", "--rate", "1", "--html", "/nowhere/run.html"]],
 )  # fmt: skip
 def test_what_cannot_be_measured_is_refused_before_anything_is_sent(tmp_path, arguments):
-    """Another scheme, no rate, and no header are wrong usage."""
+    """Another scheme, no rate, no header, and no folder to write to are wrong usage."""
     body = tmp_path / "body.json"
     body.write_bytes(b"{}")
     assert main([arguments[0], str(body), *arguments[1:]]) == 2

@@ -15,6 +15,7 @@ from models.errors import ConversionRefused
 from models.package import BytesObject, Package
 from registry.manifest import Manifest
 from serving.cli import main
+from serving.cli.interrupt import Interrupt
 from tests.unit.serving.cli.conftest import FakeServer
 
 
@@ -191,3 +192,13 @@ def test_output_that_finds_no_room_is_one_line():
     assert (done.returncode, done.stderr) == (
         1, b"ramrack: [Errno 28] No space left on device\n"
     )  # fmt: skip
+
+
+def test_another_signal_is_taken_as_ctrl_c_inside_a_block_only():
+    """Marked as well, so that the process ends with its own code; afterwards it is as before."""
+    before = signal.getsignal(signal.SIGTERM)
+    interrupt = Interrupt()
+    with pytest.raises(KeyboardInterrupt), interrupt.also(signal.SIGTERM):
+        signal.raise_signal(signal.SIGTERM)
+    assert interrupt.is_pressed
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -21,7 +21,7 @@ KEY = (("x", "<f4", (4,)),)
 US = 1000
 
 
-def policy(run_us: float, **more: bool) -> RunPolicy:
+def policy(run_us: float, **more: float) -> RunPolicy:
     """Return the policy of a version whose inspection took ``run_us`` for one row."""
     options = {"may_inline": True, "has_one_shape": True} | more
     return RunPolicy(max_batch_rows=256, run_s=run_us / 1e6, **options)
@@ -43,6 +43,17 @@ def test_a_cheap_version_runs_inline_and_a_dear_one_in_a_thread() -> None:
     dear.measured(KEY, 1, 1, 60 * US)
     assert cheap.cut(KEY, 1, 1).is_inline
     assert not dear.cut(KEY, 1, 1).is_inline
+
+
+@pytest.mark.parametrize(
+    ("inline_ms", "run_us", "is_inline"),
+    [(0, 1, False), (0.1, 150, False), (0.1, 50, True), (5, 4000, True), (5, 6000, False)],
+)
+def test_the_setting_says_what_may_run_on_the_loop(inline_ms, run_us, is_inline) -> None:
+    """0 sends every run to a thread; more than a pass of the loop lets the pass take longer."""
+    target = policy(run_us, inline_ns=inline_ms * 1e6)
+    target.measured(KEY, 1, 1, run_us * US)
+    assert target.cut(KEY, 1, 1).is_inline == is_inline
 
 
 @pytest.mark.parametrize("more", [{"may_inline": False}, {"has_one_shape": False}])

@@ -1,0 +1,1 @@
+"""Requests made from what a server says of its models, and checks of what it answers."""
