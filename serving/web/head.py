@@ -23,8 +23,10 @@ def split_target(target: bytes) -> tuple[str, bytes, bytes]:
     Raises httptools.HttpParserInvalidURLError or UnicodeDecodeError for what is none.
     """
     url = httptools.parse_url(target)
-    path = url.path.decode("ascii")
-    return urllib.parse.unquote(path) if "%" in path else path, url.path, url.query or b""
+    # "http://host?query" names no path, which means the root.
+    raw_path = url.path or b"/"
+    path = raw_path.decode("ascii")
+    return urllib.parse.unquote(path) if "%" in path else path, raw_path, url.query or b""
 
 
 def scope_of(connection: HttpToolsProtocol, method: bytes) -> HTTPScope:

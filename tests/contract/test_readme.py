@@ -67,5 +67,5 @@ def test_every_command_of_the_table_exists():
     """The README names all commands, and none that is not there."""
     from serving.cli.app import command
 
-    named = set(re.findall(r"`ramrack ([a-z]+)", README))
+    named = set(re.findall(r"`ramrack ([a-z-]+)", README))
     assert named == set(command().commands)

@@ -111,6 +111,7 @@ ODD_PATHS = [
     "/v1/models/fraud:predict%0a", "/v1/models/fraud%3Apredict", "/v1/models/fraud:predic",
     "/v1/models/:predict", "/v1/models/fraud:predict:predict", "/v1/models/fraud",
     "http://other.example/v2/models/fraud/infer", "http://u:p@h:9/v1/models/fraud:predict?q",
+    "http://other.example?q",
     "https:/v2/models/fraud/infer", "//h/v2/models/fraud/infer", "/v2/health/live", "/v2", "/",
     "/v2/repository/index", "*", "v2/models/fraud/infer", "/v2/models/fraud/infer\x7f",
     "/v2/models/fr\xe9ud/infer", "/invocations/", "/invocations?x=1", "/v1/models//invocations",
