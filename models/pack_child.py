@@ -22,7 +22,6 @@ from typing import Final
 
 import onnx
 import onnx.helper
-import onnxruntime as ort
 
 from models.errors import LoadFailed
 from models.graph_shape import large_tensors, uses_of
@@ -30,6 +29,7 @@ from models.graph_walk import is_external, scopes, tensor_bytes, tensors
 from models.package import OBJECT_THRESHOLD_BYTES
 from models.packed_object import PackedObject, Part, digest_of, page_after
 from models.runtime import onnx as runtime
+from models.runtime.ort_session import SessionConfig
 from models.text_form import RUNTIME_NAME, parse_text_form
 from registry.ident import digest_hex
 from registry.manifest import JsonObject, Manifest
@@ -132,11 +132,12 @@ def compact(manifest: Manifest, objects_dir: Path, *, threads: int, graph_path: 
     For weights that stand in attributes, as trees do: of this format the runtime keeps only what
     its kernels made of them, of the other the attributes as well. Raises LoadFailed.
     """
-    options = runtime.session_options(threads)
-    options.optimized_model_filepath = str(graph_path)
-    options.add_session_config_entry("session.save_model_format", "ORT")
     graph_path.touch(mode=0o600)
-    runtime.create_session(objects_dir / digest_hex(manifest.graph), options)
+    entries = {"session.save_model_format": "ORT"}
+    runtime.create_session(
+        objects_dir / digest_hex(manifest.graph),
+        SessionConfig(threads, written_to=graph_path, entries=entries),
+    ).close()
     return {"objects": [], "resident": {}, "tensors": [], "reused": []}
 
 
@@ -165,12 +166,11 @@ def _look_up(
 
 def _optimised(graph: Path, threads: int, path: Path) -> onnx.ModelProto:
     """Return the graph as the runtime optimises it, its tensors where they were."""
-    options = runtime.session_options(threads)
-    options.optimized_model_filepath = str(path)
-    options.add_session_config_entry("session.disable_prepacking", "1")
+    entries = {"session.disable_prepacking": "1"}
     # Made before the runtime does, for nobody else to read.
     path.touch(mode=0o600)
-    runtime.create_session(graph, options)
+    config = SessionConfig(threads, written_to=path, entries=entries)
+    runtime.create_session(graph, config).close()
     model = onnx.ModelProto()
     model.ParseFromString(path.read_bytes())
     return model
@@ -180,20 +180,17 @@ def _write(
     model: onnx.ModelProto, objects_dir: Path, threads: int, graph_path: Path, data_path: Path
 ) -> None:
     """Have the runtime pack what the graph holds, and write both down."""
-    options = runtime.session_options(threads)
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.optimized_model_filepath = str(graph_path)
-    for key, value in {
+    entries = {
         "session.model_external_initializers_file_folder_path": str(objects_dir),
         "session.optimized_model_external_initializers_file_name": data_path.name,
         "session.optimized_model_external_initializers_min_size_in_bytes": str(
             OBJECT_THRESHOLD_BYTES
         ),
         "session.save_external_prepacked_constant_initializers": "1",
-    }.items():
-        options.add_session_config_entry(key, value)
+    }
+    config = SessionConfig(threads, is_optimised=False, written_to=graph_path, entries=entries)
     data_path.touch(mode=0o600)
-    runtime.create_session(model.SerializeToString(), options)
+    runtime.create_session(model.SerializeToString(), config).close()
     data_path.touch(mode=0o600)  # it is not there where nothing had to be written
 
 

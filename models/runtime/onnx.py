@@ -12,12 +12,13 @@ from typing import Final
 import numpy as np
 import onnx
 import onnx.helper
-import onnxruntime as ort
 
 from models.errors import InputRefused, LoadFailed, ModelsError, RunFailed, RunTerminated
 from models.graph_signature import ZIPMAP_ADVICE
 from models.memory import trim
 from models.runtime.ort_errors import clean, is_out_of_memory, run_error
+from models.runtime.ort_library import OrtError
+from models.runtime.ort_session import Node, RunOptions, Session, SessionConfig
 from models.runtime.strings import from_runtime, to_runtime
 from models.servable import Array, LoadSpec, numpy_dtype
 from models.signature import Signature, TensorSpec
@@ -26,7 +27,6 @@ from registry.ident import digest_hex, shown
 
 RUNTIME_NAME: Final = "onnx"
 _log = logging.getLogger(__name__)
-_SILENT: Final = 4  # failures reach the caller as exceptions; the log would repeat each bad request
 _DATATYPES: Final[dict[str, str]] = {
     "tensor(bool)": "BOOL",
     "tensor(uint8)": "UINT8",
@@ -42,26 +42,10 @@ _DATATYPES: Final[dict[str, str]] = {
     "tensor(double)": "FP64",
     "tensor(string)": "BYTES",
 }
-# The runtime's exceptions have no base of their own, and its binding adds Python's.
-_STATE: Final = ort.capi.onnxruntime_pybind11_state
+# What the runtime raises, and what reading its answers can.
 RUNTIME_ERRORS: Final[tuple[type[Exception], ...]] = (
-    _STATE.EPFail,
-    _STATE.EngineError,
-    _STATE.Fail,
-    _STATE.InvalidArgument,
-    _STATE.InvalidGraph,
-    _STATE.InvalidProtobuf,
-    _STATE.ModelLoaded,
-    _STATE.NoModel,
-    _STATE.NoSuchFile,
-    _STATE.NotFound,
-    _STATE.NotImplemented,
-    _STATE.RuntimeException,
-    MemoryError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
+    OrtError, MemoryError, RuntimeError, TypeError, ValueError,
+)  # fmt: skip
 
 
 class OnnxLoader:
@@ -92,7 +76,7 @@ class OnnxLoader:
         trim()
         return servable
 
-    def _open(self, spec: LoadSpec) -> ort.InferenceSession:
+    def _open(self, spec: LoadSpec) -> Session:
         """Open what was built for this machine, or else the version itself, which always loads.
 
         The memory that the second form takes is measured and reported like any other.
@@ -112,8 +96,8 @@ class OnnxLoader:
 class OnnxServable:
     """One session. ``run`` may be called from any thread, several at a time."""
 
-    def __init__(self, session: ort.InferenceSession, signature: Signature) -> None:
-        self._session: ort.InferenceSession | None = session
+    def __init__(self, session: Session, signature: Signature) -> None:
+        self._session: Session | None = session
         self._signature = signature
         self._inputs = tuple(
             (spec, numpy_dtype(spec.datatype), spec.datatype == "BYTES")
@@ -127,9 +111,9 @@ class OnnxServable:
         self._rowwise = [
             spec.name for spec in signature.inputs if spec.shape and spec.shape[0] == -1
         ]
-        self._running: dict[int, ort.RunOptions] = {}
+        self._running: dict[int, RunOptions] = {}
         # Of runs that were not told to end: making them anew takes a tenth of a small run.
-        self._idle: list[ort.RunOptions] = []
+        self._idle: list[RunOptions] = []
         self._lock = threading.Lock()
 
     @property
@@ -178,18 +162,14 @@ class OnnxServable:
         with self._lock:
             session, self._session = self._session, None
         if session is not None:
-            del session
+            session.close()
             trim()
 
-    def _begin(self) -> tuple[ort.InferenceSession, ort.RunOptions]:
+    def _begin(self) -> tuple[Session, RunOptions]:
         with self._lock:
             if self._session is None:
                 raise RunFailed("the version is closed")
-            if self._idle:
-                options = self._idle.pop()
-            else:
-                options = ort.RunOptions()
-                options.log_severity_level = _SILENT
+            options = self._idle.pop() if self._idle else RunOptions()
             self._running[id(options)] = options
             return self._session, options
 
@@ -243,21 +223,21 @@ class OnnxServable:
 
 def open_session(
     graph: Path, threads: int, *, is_packed: bool = False, has_prepacking: bool = True
-) -> ort.InferenceSession:
+) -> Session:
     """Return a session over a graph object; ``location`` of its tensors is beside it.
 
     Raises LoadFailed. Tensors are mapped, and what no kernel repacks stays mapped. ``is_packed``:
     the graph is one that ``models.pack`` built. ``has_prepacking``: kernels may copy weights.
     """
-    options = session_options(threads)
-    if is_packed:
-        # It was optimised when it was built, and another pass would unmap what it moves.
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        if is_runtime_format(graph):
-            options.add_session_config_entry("session.load_model_format", "ORT")
+    entries = {}
+    if is_packed and is_runtime_format(graph):
+        entries["session.load_model_format"] = "ORT"
     if not has_prepacking:
-        options.add_session_config_entry("session.disable_prepacking", "1")
-    return create_session(graph, options)
+        entries["session.disable_prepacking"] = "1"
+    # A packed one was optimised when it was built, and another pass would unmap what it moves.
+    return create_session(
+        graph, SessionConfig(threads, is_optimised=not is_packed, entries=entries)
+    )
 
 
 def is_runtime_format(graph: Path) -> bool:
@@ -269,11 +249,10 @@ def is_runtime_format(graph: Path) -> bool:
         return False  # the runtime says what is wrong with the file
 
 
-def create_session(graph: Path | bytes, options: ort.SessionOptions) -> ort.InferenceSession:
-    """Return a session over a graph with just these options, or raise LoadFailed."""
-    source = graph if isinstance(graph, bytes) else str(graph)
+def create_session(graph: Path | bytes, config: SessionConfig) -> Session:
+    """Return a session over a graph, or raise LoadFailed."""
     try:
-        return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        return Session(graph, config)
     except RUNTIME_ERRORS as error:
         if is_out_of_memory(error):
             raise LoadFailed(f"not enough memory to load it: {clean(str(error))}") from None
@@ -291,31 +270,12 @@ def prime(threads: int) -> None:
     model = onnx.helper.make_model(
         graph, ir_version=8, opset_imports=[onnx.helper.make_opsetid("", 17)]
     )
-    session = ort.InferenceSession(
-        model.SerializeToString(), session_options(threads), providers=["CPUExecutionProvider"]
-    )
-    session.run(None, {"x": np.zeros(1, np.float32)})
+    session = Session(model.SerializeToString(), SessionConfig(threads))
+    session.run(["y"], {"x": np.zeros(1, np.float32)})
+    session.close()
 
 
-def session_options(threads: int) -> ort.SessionOptions:
-    """Return the options that every session has, in the child and in the workers."""
-    options = ort.SessionOptions()
-    options.log_severity_level = _SILENT
-    # Both explicit: left at 0 the runtime counts the host's cores and pins threads to them.
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    # The arena never shrinks: one large batch would stay for good, in each version. Without it the
-    # same runs take the same time within noise, and malloc_trim gives back what they freed. (A low
-    # mmap threshold would return it at once, but made convolutions up to 2.6 times slower.)
-    options.enable_cpu_mem_arena = False
-    # One plan is kept for each input shape that ever came, without bound.
-    options.enable_mem_pattern = False
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return options
-
-
-def check_session(session: ort.InferenceSession, signature: Signature) -> None:
+def check_session(session: Session, signature: Signature) -> None:
     """Raise LoadFailed unless the session takes and gives what the signature says."""
     for kind, declared, actual in (
         ("inputs", signature.inputs, session.get_inputs()),
@@ -331,7 +291,7 @@ def check_session(session: ort.InferenceSession, signature: Signature) -> None:
             _check_tensor(f"{kind[:-1]} {shown(spec.name)}", spec, node, is_input=kind == "inputs")
 
 
-def _check_tensor(what: str, spec: TensorSpec, node: ort.NodeArg, *, is_input: bool) -> None:
+def _check_tensor(what: str, spec: TensorSpec, node: Node, *, is_input: bool) -> None:
     if node.type.startswith(("seq(", "map(")):
         raise LoadFailed(f"{what}: {ZIPMAP_ADVICE}")
     datatype = _DATATYPES.get(node.type)

@@ -1,0 +1,108 @@
+"""Tensors of strings, which lie one by one in the runtime's own memory: all in a few calls."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Sequence
+from ctypes import c_char_p, c_int64, c_size_t, c_void_p
+from typing import Final
+
+import numpy as np
+
+from models.runtime.ort_library import OrtLibrary, list_of
+from models.servable import Array
+
+STRING: Final = 8
+# What a text may take that is kept: the object, and four bytes a character with room to grow.
+KEPT_TEXT_BYTES: Final = 32 + 2 * 4 * 64
+_MOST_CHARACTERS: Final = 64
+# Above it, preparing arrays pays.
+_FEW: Final = 32
+_END: Final = "\0"
+
+
+def fill_texts(library: OrtLibrary, tensor: c_void_p, texts: Sequence[str]) -> None:
+    """Copy one text or more into a tensor of as many. Raises OrtError, UnicodeEncodeError."""
+    joined = _END.join(texts)
+    if joined.count(_END) >= len(texts):
+        _fill_singly(library, tensor, texts)
+        return
+    if len(texts) <= _FEW:
+        places = list_of(c_char_p, len(texts))(*[text.encode() for text in texts])
+        library.call("FillStringTensor", tensor, places, len(texts))
+        return
+    data = np.frombuffer((joined + _END).encode(), np.uint8)
+    starts = np.empty(len(texts), np.uint64)
+    starts[0] = 0
+    starts[1:] = np.flatnonzero(data == 0)[:-1] + 1
+    starts += np.uint64(data.__array_interface__["data"][0])
+    library.call("FillStringTensor", tensor, starts.__array_interface__["data"][0], len(texts))
+
+
+def empty_texts(library: OrtLibrary, shape: tuple[int, ...]) -> c_void_p:
+    """Return a new tensor of empty texts. Raises OrtError."""
+    sizes = list_of(c_int64, len(shape))(*shape)
+    return library.made("CreateTensorAsOrtValue", library.allocator, sizes, len(shape), STRING)
+
+
+class KeptTexts:
+    """A tensor of texts that is filled again and again, by assigning to all of it as to an array.
+
+    Texts stay in it until the next ones come, so it takes none that are long.
+    """
+
+    def __init__(self, library: OrtLibrary, shape: tuple[int, ...]) -> None:
+        self._library = library
+        self.value = empty_texts(library, shape)
+
+    def __setitem__(self, _: object, array: Array) -> None:
+        """Copy texts in; raises TextTooLong, OrtError."""
+        texts = array.ravel().tolist()
+        if not texts:
+            return
+        if max(map(len, texts)) > _MOST_CHARACTERS:
+            raise TextTooLong
+        fill_texts(self._library, self.value, texts)
+
+
+class TextTooLong(Exception):
+    """A text would take more memory than one that is kept may."""
+
+
+def _fill_singly(library: OrtLibrary, tensor: c_void_p, texts: Sequence[str]) -> None:
+    """As fill_texts, where a text has a NUL, which ends it for the function for many."""
+    place = c_void_p()
+    for index, text in enumerate(texts):
+        data = text.encode()
+        library.call(
+            "GetResizedStringTensorElementBuffer", tensor, index, len(data), ctypes.byref(place)
+        )
+        if data:
+            ctypes.memmove(place, data, len(data))
+
+
+def read_texts(library: OrtLibrary, tensor: int, shape: tuple[int, ...]) -> Array:
+    """Return the texts of a tensor. Raises OrtError, UnicodeDecodeError."""
+    size, texts = c_size_t(), np.empty(shape, dtype=object)
+    if not texts.size:
+        return texts
+    library.call("GetStringTensorDataLength", tensor, ctypes.byref(size))
+    data, starts = np.empty(max(size.value, 1), np.uint8), np.empty(texts.size, np.uint64)
+    library.call(
+        "GetStringTensorContent",
+        tensor,
+        data.__array_interface__["data"][0],
+        size.value,
+        starts.__array_interface__["data"][0],
+        texts.size,
+    )
+    data = data[: size.value]
+    if texts.size > _FEW and data.all():
+        # No NUL: one cut for all takes a third of the time of one for each.
+        joined = np.insert(data, starts[1:].astype(np.int64), 0).tobytes()
+        texts.reshape(-1)[:] = joined.decode().split(_END)
+    else:
+        joined, places = data.tobytes(), itertools.pairwise([*starts.tolist(), size.value])
+        texts.reshape(-1)[:] = [joined[start:end].decode() for start, end in places]
+    return texts
