@@ -222,12 +222,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    stopped = _stop_on_signals()
-    recording = run(
-        target, starts_ns, options.rate,
-        connections=options.connections, most_connections=options.most_connections,
-        timeout_s=options.timeout_s, watch=options.watch, stops=lambda: len(stopped),
-    )  # fmt: skip
+    with _stopping_on_signals() as stopped:
+        recording = run(
+            target, starts_ns, options.rate,
+            connections=options.connections, most_connections=options.most_connections,
+            timeout_s=options.timeout_s, watch=options.watch, stops=lambda: len(stopped),
+        )  # fmt: skip
     print(json.dumps(recording.report(options.window_s)))
     if options.samples is not None:
         write_samples(options.samples, recording.exchanges)
@@ -268,15 +268,20 @@ def judged(recording: Recording) -> int:
     return 0
 
 
-def _stop_on_signals() -> list[int]:
+@contextmanager
+def _stopping_on_signals() -> Iterator[list[int]]:
+    """Give the signals that came, and leave their handlers as they were."""
     stopped: list[int] = []
 
     def note(number: int, _: FrameType | None) -> None:
         stopped.append(number)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, note)
-    return stopped
+    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stopped
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _parser() -> argparse.ArgumentParser:
