@@ -16,12 +16,15 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from models import confinement, priority
 from models.errors import LoadFailed
 from registry.ident import digest_hex
 from registry.manifest import JsonObject, Manifest, parse_manifest
+
+if TYPE_CHECKING:
+    import onnx
 
 _PR_SET_PDEATHSIG: Final = 1
 _OPEN_FILES: Final = 256
@@ -29,6 +32,8 @@ _OPEN_FILES: Final = 256
 _OOM_SCORE: Final = 600
 # What libraries that one task did not need yet may still take, beside all that a version may.
 _LIBRARY_BYTES: Final = 256 << 20
+# A parsed graph takes a little more than its bytes.
+_PARSED_FACTOR: Final = 2
 
 
 def main() -> int:
@@ -64,12 +69,12 @@ def _answer(request: dict[str, Any]) -> JsonObject:
 
 
 def _describe(request: dict[str, Any]) -> JsonObject:
-    from models.graph_check import check_graph, parse_graph
+    from models.graph_check import check_graph
     from models.graph_shape import shape_of
 
     manifest = parse_manifest(request["manifest"])
     _limit_memory(request, 0)
-    model = parse_graph(_graph_bytes(request, manifest))
+    model = _parsed(request, manifest)
     check_graph(model, manifest)
     return {"shape": shape_of(model)}
 
@@ -79,7 +84,6 @@ def _inspect(request: dict[str, Any]) -> JsonObject:
     from models.graph_check import (
         check_graph,
         has_control_flow,
-        parse_graph,
         reason_not_to_batch,
     )
     from models.runtime.loader import runtime_name
@@ -93,7 +97,7 @@ def _inspect(request: dict[str, Any]) -> JsonObject:
 
         prepare(manifest, int(request["threads"]))  # a library's own memory is not the version's
     _limit_memory(request, _mapped_bytes(manifest) + int(request.get("packed_bytes", 0)))
-    model = parse_graph(_graph_bytes(request, manifest))
+    model = _parsed(request, manifest)
     check_graph(model, manifest)
     reason, branches = reason_not_to_batch(model), has_control_flow(model)
     if runtime != "onnx":
@@ -102,6 +106,26 @@ def _inspect(request: dict[str, Any]) -> JsonObject:
         return inspect_loaded(request, manifest, model)
     del model
     return _measure(request, manifest, reason, branches)
+
+
+def _parsed(request: dict[str, Any], manifest: Manifest) -> onnx.ModelProto:
+    """Return the graph; MemoryError where it may have been memory that ended the parser.
+
+    It says that a graph is damaged when it gets no memory for it.
+    """
+    from models.graph_check import parse_graph
+    from models.memory import private_writable_bytes
+
+    data = _graph_bytes(request, manifest)
+    try:
+        return parse_graph(data)
+    except LoadFailed:
+        room_bytes = resource.getrlimit(resource.RLIMIT_DATA)[0] - private_writable_bytes(
+            os.getpid()
+        )
+        if room_bytes < _PARSED_FACTOR * len(data):
+            raise MemoryError from None
+        raise
 
 
 def _graph_bytes(request: dict[str, Any], manifest: Manifest) -> bytes:

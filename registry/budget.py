@@ -55,7 +55,8 @@ class Plan:
 
     Until the private memory of a version was measured ``needs_bytes`` is a lower bound, and
     ``reason`` says so. ``would_evict``: what to unload so that it fits, the largest first; nothing
-    is unloaded by itself, and all of it may still be too little.
+    is unloaded by itself, and all of it may still be too little. ``is_bound``: the private memory
+    is not measured, only known to be at least this.
     """
 
     needs_bytes: int
@@ -65,6 +66,7 @@ class Plan:
     private_bytes_per_worker: int | None
     workers: int
     would_evict: tuple[Eviction, ...] = ()
+    is_bound: bool = False
 
     @property
     def fits(self) -> bool:
@@ -80,11 +82,13 @@ class Plan:
     @property
     def is_estimated(self) -> bool:
         """Say whether ``needs_bytes`` is only a lower bound."""
-        return self.private_bytes_per_worker is None
+        return self.is_bound or self.private_bytes_per_worker is None
 
     @property
     def reason(self) -> str:
         """Say why the need is not known exactly; empty where it is."""
+        if self.is_bound:
+            return "its inspection needed more than there is: needs_bytes is a lower bound"
         return UNMEASURED if self.is_estimated else ""
 
     def to_json(self) -> JsonObject:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -151,8 +152,7 @@ class EventLog:
 
     def read(self, since: int = 0, model: str | None = None, limit: int = 1000) -> list[Event]:
         """Return events with a number above ``since``, oldest first, at most ``limit``."""
-        if not 1 <= limit <= MAX_READ:
-            raise InvalidInput(f"limit {limit} is not allowed: use 1 to {MAX_READ}")
+        _check_limit(limit)
         found: list[Event] = []
         for event in self._events_from(since + 1):
             if model is None or event.model == model:
@@ -160,6 +160,14 @@ class EventLog:
                 if len(found) == limit:
                     break
         return found
+
+    def newest(self, model: str | None = None, limit: int = 1000) -> list[Event]:
+        """Return the last ``limit`` events, oldest first."""
+        _check_limit(limit)
+        # Without a model the numbers say where to begin; with one, all may have to be looked at.
+        since = max(1, self.last_seq - limit + 1) if model is None else 1
+        found = (e for e in self._events_from(since) if model is None or e.model == model)
+        return list(deque(found, limit))
 
     def scan(self) -> Iterator[Event]:
         """Go through the whole record, oldest first."""
@@ -263,6 +271,11 @@ class EventLog:
                     last_seq = event.seq
                     if event.seq >= seq:
                         yield event
+
+
+def _check_limit(limit: int) -> None:
+    if not 1 <= limit <= MAX_READ:
+        raise InvalidInput(f"limit {limit} is not allowed: use 1 to {MAX_READ}")
 
 
 def _lines(path: Path, start: int, end: int) -> Iterator[bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -11,6 +12,7 @@ from registry.ident import check_version, shown
 from registry.traffic import WEIGHT_SUM, Share, Traffic
 
 MAX_SPLIT: Final = 16
+_SHARE_KEYS: Final = ("version", "weight")
 MAX_SHADOWS: Final = 4
 WISH_FIELDS: Final = ("split", "shadow", "latest", "allow_incompatible")
 
@@ -60,14 +62,26 @@ def parse_traffic(split: Any, shadow: Any, where: str) -> Traffic:
     return Traffic(shares, _parse_shadow(shadow, f"{where}: shadow", {s.version for s in shares}))
 
 
+def _check_keys(entry: Mapping[str, Any], here: str) -> None:
+    for key in entry:
+        if key not in _SHARE_KEYS:
+            near = difflib.get_close_matches(key, _SHARE_KEYS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "an entry has version and weight"
+            raise InvalidInput(f"{here}.{key} is not known: {hint}")
+    for key in _SHARE_KEYS:
+        if key not in entry:
+            raise InvalidInput(f"{here}.{key} is missing: an entry has version and weight")
+
+
 def _parse_split(value: Any, where: str) -> tuple[Share, ...]:
     if not isinstance(value, list) or not 1 <= len(value) <= MAX_SPLIT:
         raise InvalidInput(f"{where}: got {_count(value)}: use a list of 1 to {MAX_SPLIT} entries")
     weights: dict[int, int] = {}
     for index, entry in enumerate(value):
         here = f"{where}[{index}]"
-        if not isinstance(entry, dict) or set(entry) != {"version", "weight"}:
+        if not isinstance(entry, dict):
             raise InvalidInput(f"{here}: {shown(entry)} must be an object of version and weight")
+        _check_keys(entry, here)
         version, weight = _version(entry["version"], f"{here}.version"), entry["weight"]
         if type(weight) is not int or not 1 <= weight <= WEIGHT_SUM:
             raise InvalidInput(

@@ -170,11 +170,14 @@ class AdminCalls(TrafficCalls):
     # The server as a whole
 
     async def list_events(self, request: Request) -> Response:
-        """List recorded changes after a number, oldest first."""
+        """List recorded changes after a number, or the newest ones, oldest first."""
+        is_newest = whole_in(request, "newest", 0, 0, 1) == 1
+        if is_newest and "since" in request.query_params:
+            raise InvalidInput("query: newest=1 and since exclude each other: use one of them")
         since = whole_in(request, "since", 0, 0, _MAX_SEQ)
         limit = whole_in(request, "limit", 100, 1, MAX_EVENTS)
         model = request.query_params.get("model")
-        events = await self._control.events(since, model, limit)
+        events = await self._control.events(None if is_newest else since, model, limit)
         documents: list[Json] = [event.to_json() for event in events]
         return json_response({"events": documents, "next": events[-1].seq if events else since})
 
@@ -269,7 +272,7 @@ class AdminCalls(TrafficCalls):
 
     async def console_stream(self, request: Request) -> Response:
         """Send what the console shows, and once a second what changed, as server-sent events."""
-        limit = whole_in(request, "limit", 0, 0, MAX_LOOKS)
+        limit = whole_in(request, "limit", 0, 1, MAX_LOOKS)
         actor = actor_of(request)
         scopes: list[Json] = [*sorted(actor.scopes)]
         return ConsoleStream(self._console, {"who": actor.name, "scopes": scopes}, limit)

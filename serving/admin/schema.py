@@ -189,6 +189,12 @@ QUERIES: Final[dict[str, JsonObject]] = {
     "reason": {"type": "string", "maxLength": 1000, "description": "Why; goes into the events."},
     "wait": {"type": "number", "minimum": 0, "maximum": 3600, "description": "Seconds to wait."},
     "since": {"type": "integer", "minimum": 0, "description": "Only events after this number."},
+    "newest": {
+        "type": "integer",
+        "minimum": 0,
+        "maximum": 1,
+        "description": "1: the last events instead of the first ones. Not together with since.",
+    },
     "limit": {"type": "integer", "minimum": 1, "maximum": 1000},
     "model": {"type": "string", "description": "Only events of this model."},
 }

@@ -123,7 +123,7 @@ CALLS: Final = (
     Call("PUT", MODEL + "/settings", "promote", AdminCalls.set_settings, _json("ModelSettings"),
          _SWITCHED, _CHANGE, schema.SETTINGS),
     Call("GET", "/admin/v1/events", "read", AdminCalls.list_events, _json("Events"), (503,),
-         ("since", "model", "limit")),
+         ("since", "newest", "model", "limit")),
     Call("GET", "/admin/v1/memory", "read", AdminCalls.show_memory, _json("Memory")),
     Call("GET", "/admin/v1/workers", "read", AdminCalls.list_workers, _json("Workers")),
     Call("POST", "/admin/v1/workers:restart", "admin", AdminCalls.restart_workers, _STARTED,

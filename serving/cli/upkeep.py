@@ -107,11 +107,14 @@ def events(
         typer.Option("--model", metavar="NAME", help="Only this model.", parser=model_name),
     ] = None,
     since: Annotated[
-        int,
+        int | None,
         typer.Option(
-            "--since", metavar="SEQ", help="Only after this number.", parser=whole(0, _MAX_SEQ)
+            "--since",
+            metavar="SEQ",
+            parser=whole(0, _MAX_SEQ),
+            help="The first ones after this number; without it the newest.",
         ),
-    ] = 0,
+    ] = None,
     limit: Annotated[
         int,
         typer.Option(

@@ -226,9 +226,10 @@ class AdminClient(_Client):
         """Read every object and compare it with its digest; returns what is damaged."""
         return self._post("/admin/v1/verify", {}, read_timeout_s=None)
 
-    def events(self, since: int = 0, model: str = "", limit: int = 100) -> Document:
-        """Return recorded changes after number ``since``: events, next."""
-        params: dict[str, str | int] = {"since": since, "limit": limit}
+    def events(self, since: int | None = 0, model: str = "", limit: int = 100) -> Document:
+        """Return changes after number ``since``, or the newest where it is None: events, next."""
+        params: dict[str, str | int] = {"limit": limit}
+        params |= {"newest": 1} if since is None else {"since": since}
         if model:
             params["model"] = model
         return self._get("/admin/v1/events", **params)

@@ -215,8 +215,10 @@ class ControlPlane:
         """Read every object and compare it with its digest."""
         return await asyncio.to_thread(self.store.verify)
 
-    async def events(self, since: int, model: str | None, limit: int) -> list[Event]:
-        """Return recorded changes after ``since``, oldest first."""
+    async def events(self, since: int | None, model: str | None, limit: int) -> list[Event]:
+        """Return recorded changes after ``since``, or the newest where it is None; oldest first."""
+        if since is None:
+            return await asyncio.to_thread(self.store.events.newest, model, limit)
         return await asyncio.to_thread(self.store.events.read, since, model, limit)
 
     # What is

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from models.servable import Inspection
@@ -100,7 +100,10 @@ class Ledger:
         known = self._footprint(self._writer.record(*key), self._known.get(key))
         least = Footprint(known.objects, private_bytes + 1)
         evictable = self._evictable(held)
-        found = budget.plan(self.budget_bytes, held, key, least, self.workers, evictable)
+        found = replace(
+            budget.plan(self.budget_bytes, held, key, least, self.workers, evictable),
+            is_bound=True,
+        )
         ways = " and ".join(f"{e.key[0]}/{e.key[1]}" for e in found.would_evict)
         return OverBudget(
             f"{key[0]}/{key[1]} needs more than {private_bytes} bytes of private memory in each of "

@@ -37,6 +37,10 @@ from serving.control.state_writer import Note, StateWriter
 from serving.errors import DeadlineExpired, ServingError, message_of
 from serving.fleet import SERVING, VersionReport
 
+# What an inspection may take beside what is left of the budget: the runtime and numpy at work, and
+# the graph as the parser and the runtime hold it.
+_LEAST_BYTES: Final = 64 << 20
+_GRAPH_FACTOR: Final = 4
 # How much longer than the drain itself an unload waits for the workers to say that it is over.
 DRAIN_GRACE_S: Final = 30.0
 PLANNED: Final = (RegistryError, ModelsError, ServingError)
@@ -129,7 +133,9 @@ class VersionLoads:
             progress=_progress(operation, manifest.weight_bytes, 0.02, 0.3),
         )
         operation.at("inspecting", 0.3)
-        limit_bytes = self._inspect_memory_bytes or max(0, plan.free_bytes - plan.new_bytes)
+        limit_bytes = self._inspect_memory_bytes or max(
+            plan.free_bytes - plan.new_bytes, self._least_to_inspect(manifest)
+        )
         try:
             inspection = await asyncio.to_thread(self._inspect, manifest, limit_bytes)
         except MemoryExceeded as error:
@@ -158,6 +164,17 @@ class VersionLoads:
         note = Note("load", *key, actor, reason)
         await writer.change(lambda s, stamp: desired.finish_load(s, *key, stamp), note)
         await self._loaded(key)
+
+    def _least_to_inspect(self, manifest: Manifest) -> int:
+        """Return what an inspection may take although the budget leaves less.
+
+        It opens a graph in several ways, so it needs more than what it is about to find out, and
+        what is found out is what the budget is asked for then.
+        """
+        path = self._writer.store.objects_dir / digest_hex(manifest.graph)
+        with contextlib.suppress(FileNotFoundError):
+            return _LEAST_BYTES + _GRAPH_FACTOR * path.lstat().st_size
+        return _LEAST_BYTES
 
     async def _bring_back(self, keys: Sequence[Key]) -> dict[Key, Exception]:
         """Load again what was loaded before the start; it is in the state already.
@@ -235,6 +252,7 @@ class VersionLoads:
                 late.append(key)
                 self._writer.restoring.add(key)
             elif key in failed:
+                _log.error("%s/%d does not come back: %s", *key, failed[key])
                 await self.fail(key, message_of(failed[key]), "restore_failed", SERVER)
                 await self._let_go_unheld(key)
             else:

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper
 
 from models.child import InspectionChild, child_environment
 from models.convert.onnx_file import package_onnx
-from models.errors import LoadFailed
+from models.errors import LoadFailed, MemoryExceeded
 from models.inspect import Limits, inspect_version
 from models.package import BytesObject, Package
 from models.servable import parse_inspection
@@ -191,6 +191,12 @@ class TestF11Bombs:
         """The runtime computes it before any run; the limit holds there as well."""
         with pytest.raises(LoadFailed, match="more than 256 MiB"):
             shelf.inspect(shelf.put(folding_bomb(side)))
+
+    def test_a_graph_that_there_is_no_memory_for_is_not_called_damaged(self, shelf: Shelf) -> None:
+        """The parser says damaged where it got no memory; who reads that pushes again in vain."""
+        package = shelf.put(graphs.forest(trees=300, depth=10))
+        with pytest.raises(MemoryExceeded, match="needs more than 24 MiB"):
+            shelf.inspect(package, memory_bytes=24 * MIB)
 
     def test_f11_mapped_weights_lend_no_private_memory(self, shelf: Shelf) -> None:
         """The kernel counts mappings as data; what is really private is watched from outside."""

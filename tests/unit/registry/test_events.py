@@ -50,9 +50,14 @@ def test_reading_is_bounded_and_filtered(path: Path) -> None:
     assert log.read(since=600) == []
     assert len(log.read(limit=MAX_READ)) == 600
     assert log.read(model="none") == []
+    assert [e.seq for e in log.newest(limit=3)] == [598, 599, 600]
+    assert [e.seq for e in log.newest("odd", 2)] == [597, 599]
+    assert len(log.newest()) == 600
+    assert log.newest("none") == []
     for limit in (0, -1, MAX_READ + 1):
-        with pytest.raises(InvalidInput, match="limit"):
-            log.read(limit=limit)
+        for read in (log.read, log.newest):
+            with pytest.raises(InvalidInput, match="limit"):
+                read(limit=limit)
 
 
 @pytest.mark.slow

@@ -51,6 +51,8 @@ BAD_ROUTES = [
     ({"split": None}, 400, "split: got None"),
     ({"split": [share(v, 1) for v in range(1, 18)]}, 400, "got 17 entries", "1 to 16"),
     ({"split": [share(1, 90)]}, 400, "weights sum to 90", "100"),
+    ({"split": [{"version": 1, "wieght": 100}]}, 400, "split[0].wieght", "did you mean 'weight'"),
+    ({"split": [{"version": 1}]}, 400, "split[0].weight is missing"),
     ({"split": [share(1, 90), share(2, 20)]}, 400, "weights sum to 110", "100"),
     ({"split": [share(1, 100), share(2, 0)]}, 400, "split[1].weight: 0", "1 to 100"),
     ({"split": [share(1, 110), share(2, -10)]}, 400, "split[0].weight: 110", "1 to 100"),

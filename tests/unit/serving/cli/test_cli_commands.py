@@ -218,6 +218,9 @@ def test_rm_gc_and_events(ramrack, server: FakeServer):
     out = ramrack("events", "--model", "m", "--since", "4")[1]
     assert '{"version": 1} -> {"version": 2}' in out
     assert server.calls[-1][2] == {"model": ["m"], "since": ["4"], "limit": ["50"]}
+    server.answers["GET", "/admin/v1/events"] = [(200, {"events": [event], "next": 5})]
+    ramrack("events")
+    assert server.calls[-1][2] == {"newest": ["1"], "limit": ["50"]}
 
 
 def test_verify_ends_with_one_where_something_is_damaged(ramrack, server: FakeServer):
