@@ -126,6 +126,19 @@ def _add_mark(model: Any) -> None:
     model.add_results([ops.result(mark)])
 
 
+def _check_alike(feeds: Mapping[str, Array]) -> None:
+    """Raise InputRefused where inputs by rows differ in size, as far as all have it.
+
+    The library reads past the end of the smaller one, and has crashed there. Encoders take inputs
+    of one size each; what else does not fit is found by the mark.
+    """
+    dims = min((array.ndim for array in feeds.values()), default=0)
+    sizes = {array.shape[:dims] for array in feeds.values()}
+    if len(sizes) > 1:
+        found = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
+        raise InputRefused(f"the sizes of the inputs do not fit together: {found}")
+
+
 @dataclass(frozen=True, slots=True)
 class _Began:
     """How often runs had been ended, and the graph compiled anew, when a run began."""
@@ -162,6 +175,7 @@ class OpenvinoServable:
                 raise InputRefused(f"output {shown(name)} is unknown")
         feeds = self._feeds(inputs)
         rowwise = [spec for spec in self._signature.inputs if spec.shape[:1] == (-1,)]
+        _check_alike({spec.name: feeds[spec.name] for spec in rowwise})
         if any(not len(inputs[spec.name]) for spec in rowwise):
             return [self._no_rows(name) for name in names]
         if not names:

@@ -108,7 +108,7 @@ def test_a_run_that_is_ended_answers_nothing(tmp_path: Path):
 
 
 def test_sizes_that_do_not_fit_are_refused_and_show_nobody_elses_rows(tmp_path: Path):
-    """The library ends such a run without an error and leaves the former outputs: never given."""
+    """The library would read past the end of the smaller one: it never gets to see them."""
     graph = Graph()
     matrix = graph.constant(np.eye(WIDTH, dtype=np.float32))
     product = graph.add("MatMul", "x", matrix)
