@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -16,6 +16,7 @@ import tf2onnx
 from onnx import helper
 
 from models.convert.network_child import Opened
+from models.convert.network_rows import in_chunks
 from models.convert.networks import Order
 from models.convert.sample import Sample
 from models.convert.trees import library_versions
@@ -25,7 +26,6 @@ from models.servable import Array
 from registry.ident import shown
 
 _OPSET: Final = 18
-_CHUNK_ROWS: Final = 256
 _SAID_CHARACTERS: Final = 300
 # Before it, safe mode did not hold for .h5 (CVE-2025-9905) and let a file name vocabularies
 # anywhere on the machine, and weights took any size that a file declared (GHSA-xfhx-r7ww-5995).
@@ -219,17 +219,7 @@ def _native(call: _Call, specs: Sequence[Any], outputs: Sequence[str]) -> Answer
         except Exception as error:
             raise ConversionRefused(f"TensorFlow refuses the rows: {_reason(error)}") from error
 
-    def answer(inputs: Inputs) -> Mapping[str, Array]:
-        rows = {array.shape[0] for array in inputs.values() if array.ndim}
-        if len(rows) != 1 or max(rows) <= _CHUNK_ROWS:
-            return dict(zip(outputs, once(inputs), strict=True))
-        parts = [
-            once({name: array[start : start + _CHUNK_ROWS] for name, array in inputs.items()})
-            for start in range(0, max(rows), _CHUNK_ROWS)
-        ]
-        return {name: np.concatenate([p[i] for p in parts]) for i, name in enumerate(outputs)}
-
-    return answer
+    return in_chunks(once, outputs)
 
 
 def _example(specs: Sequence[Any]) -> Inputs | None:

@@ -20,6 +20,8 @@ from models.synthetic import first_inputs, make_inputs
 # finite, non-finite: the same, with numbers at the edges of float32 or beyond them.
 Kind: TypeAlias = Literal["rows", "alone", "finite", "non-finite"]
 
+# What a library of networks is asked at once: some take memory by the row.
+_CHUNK_ROWS: Final = 256
 _ROWS: Final = 256
 _ROWS_BYTES: Final = 16 << 20
 _ALONE: Final = 6
@@ -35,6 +37,25 @@ class Case:
     kind: Kind
     inputs: Inputs
     outputs: Mapping[str, Array]
+
+
+def in_chunks(once: Callable[[Inputs], list[Array]], outputs: Sequence[str]) -> Answer:
+    """Return what asks ``once`` for some rows at a time, and names the outputs.
+
+    Inputs that do not all have the same rows are asked as they are.
+    """
+
+    def answer(inputs: Inputs) -> Mapping[str, Array]:
+        rows = {array.shape[0] for array in inputs.values() if array.ndim}
+        if len(rows) != 1 or max(rows) <= _CHUNK_ROWS:
+            return dict(zip(outputs, once(inputs), strict=True))
+        parts = [
+            once({name: array[start : start + _CHUNK_ROWS] for name, array in inputs.items()})
+            for start in range(0, max(rows), _CHUNK_ROWS)
+        ]
+        return {name: np.concatenate([p[i] for p in parts]) for i, name in enumerate(outputs)}
+
+    return answer
 
 
 def make_cases(

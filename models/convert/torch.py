@@ -18,6 +18,7 @@ import torch
 
 from models.convert.archive import EXPORT_ADVICE
 from models.convert.network_child import Opened
+from models.convert.network_rows import in_chunks
 from models.convert.networks import Order
 from models.convert.sample import Sample
 from models.convert.trees import library_versions
@@ -28,7 +29,6 @@ from models.signature import Signature, TensorSpec
 from registry.ident import shown
 
 _OLD_OPSET: Final = 18
-_CHUNK_ROWS: Final = 256
 _SAID_CHARACTERS: Final = 300
 
 
@@ -254,17 +254,7 @@ def _native(
         except Exception as error:
             raise ConversionRefused(f"PyTorch refuses the rows: {_reason(error)}") from error
 
-    def answer(inputs: Inputs) -> Mapping[str, Array]:
-        rows = {array.shape[0] for array in inputs.values() if array.ndim}
-        if len(rows) != 1 or max(rows) <= _CHUNK_ROWS:
-            return dict(zip(outputs, once(inputs), strict=True))
-        parts = [
-            once({name: array[start : start + _CHUNK_ROWS] for name, array in inputs.items()})
-            for start in range(0, max(rows), _CHUNK_ROWS)
-        ]
-        return {name: np.concatenate([p[i] for p in parts]) for i, name in enumerate(outputs)}
-
-    return answer
+    return in_chunks(once, outputs)
 
 
 def _no_gradient() -> AbstractContextManager[None]:
