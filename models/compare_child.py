@@ -14,6 +14,7 @@ import onnx
 from models.errors import InputRefused, LoadFailed, RunFailed
 from models.graph_walk import is_external, tensors
 from models.memory import anonymous_bytes, trim
+from models.reading import read_file
 from models.runtime import onnx as runtime
 from models.runtime.tokens import tokenizer_bytes
 from models.servable import Array
@@ -86,7 +87,7 @@ def check_locations(graph: Path, allowed: frozenset[str]) -> None:
     if runtime.is_runtime_format(graph):
         return  # it holds its weights itself
     model = onnx.ModelProto()
-    model.ParseFromString(graph.read_bytes())
+    model.ParseFromString(read_file(graph))
     names = {digest_hex(digest) for digest in allowed}
     for found in tensors(model, LoadFailed):
         if not is_external(found.tensor):

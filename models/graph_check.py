@@ -32,7 +32,7 @@ _RANDOM: Final = frozenset(
 )  # fmt: skip
 
 
-def parse_graph(data: bytes) -> onnx.ModelProto:
+def parse_graph(data: bytes | bytearray) -> onnx.ModelProto:
     """Return the model of a graph object, or raise LoadFailed."""
     model = onnx.ModelProto()
     try:

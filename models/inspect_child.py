@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from models import confinement, priority
 from models.errors import LoadFailed
+from models.reading import read_file
 from registry.ident import digest_hex
 from registry.manifest import JsonObject, Manifest, parse_manifest
 
@@ -128,9 +129,9 @@ def _parsed(request: dict[str, Any], manifest: Manifest) -> onnx.ModelProto:
         raise
 
 
-def _graph_bytes(request: dict[str, Any], manifest: Manifest) -> bytes:
+def _graph_bytes(request: dict[str, Any], manifest: Manifest) -> bytearray:
     try:
-        return (Path(request["objects_dir"]) / digest_hex(manifest.graph)).read_bytes()
+        return read_file(Path(request["objects_dir"]) / digest_hex(manifest.graph))
     except FileNotFoundError:
         raise LoadFailed("its graph object is not in the store") from None
 

@@ -7,11 +7,11 @@ the runtime itself compares the blobs before them at each load.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from models.child import NO_ANSWER
@@ -114,7 +114,6 @@ class Builder:
                 intact = [tensor for tensor in known if tensor.object not in damaged]
                 return self._build(intact, is_compact=is_compact)
             resident = self._checked_resident(answer, reused)
-            graph = graph_path.read_bytes()
             if answer.objects:
                 with data_path.open("rb") as data:
                     for item in answer.objects:
@@ -122,12 +121,9 @@ class Builder:
                     tensors = self._checked(answer, data.fileno())
             else:
                 tensors = self._checked(answer, -1)
-        digest = "sha256:" + hashlib.sha256(graph).hexdigest()
-        with self._store.begin_upload(digest, len(graph)) as upload:
-            upload.write(graph)
-            upload.commit()
+            digest, graph_bytes = self._keep_graph(graph_path)
         # Read at a load only, as the graph of any version that holds its weights itself.
-        resident[digest] = 0 if is_compact else len(graph)
+        resident[digest] = 0 if is_compact else graph_bytes
         made = (digest, *(item.digest for item in answer.objects))
         shared = (each.object for each in reused if each.object not in self._published)
         return Built(
@@ -154,6 +150,17 @@ class Builder:
                 _log.warning("packed weights are not shared: %s", error)
                 damaged.add(digest)
         return damaged
+
+    def _keep_graph(self, path: Path) -> tuple[str, int]:
+        """Store the graph that the child wrote; return its digest and size.
+
+        In pieces: a graph of trees is as large as they are.
+        """
+        with path.open("rb") as file:
+            parts = (Part(0, 0, os.fstat(file.fileno()).st_size),)
+            item = PackedObject(digest_of(file.fileno(), parts), parts)
+            self._keep(item, file.fileno())
+        return item.digest, item.size_bytes
 
     def _keep(self, item: PackedObject, descriptor: int) -> None:
         """Store an object unless it is there and intact; a version that shares it is why."""

@@ -28,6 +28,7 @@ from models.graph_shape import large_tensors, uses_of
 from models.graph_walk import is_external, scopes, tensor_bytes, tensors
 from models.package import OBJECT_THRESHOLD_BYTES
 from models.packed_object import PackedObject, Part, digest_of, page_after
+from models.reading import read_file
 from models.runtime import onnx as runtime
 from models.runtime.ort_session import SessionConfig
 from models.text_form import RUNTIME_NAME, parse_text_form
@@ -88,7 +89,7 @@ def pack(
     left_out = _leave_out(model, looked_up.there.keys())
     _write(model, objects_dir, threads, graph_path, data_path)
     model = onnx.ModelProto()
-    model.ParseFromString(graph_path.read_bytes())
+    model.ParseFromString(read_file(graph_path))
     _put_back(model, left_out, looked_up.there)
     published = {entry.digest for entry in manifest.tensors}
     objects: dict[str, PackedObject] = {}
@@ -172,7 +173,7 @@ def _optimised(graph: Path, threads: int, path: Path) -> onnx.ModelProto:
     config = SessionConfig(threads, written_to=path, entries=entries)
     runtime.create_session(graph, config).close()
     model = onnx.ModelProto()
-    model.ParseFromString(path.read_bytes())
+    model.ParseFromString(read_file(path))
     return model
 
 

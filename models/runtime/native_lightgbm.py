@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int64, c_void_p
+from ctypes import POINTER, byref, c_char, c_char_p, c_double, c_int, c_int64, c_void_p
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from models.errors import LoadFailed, RunFailed
+from models.reading import read_file
 from models.runtime.shared_library import shared_library
 from models.servable import Array
 from registry.manifest import JsonObject
@@ -29,7 +30,7 @@ class LightgbmEngine:
 
     def __init__(self, path: Path, runtime: JsonObject, features: int) -> None:
         del runtime
-        data = path.read_bytes()
+        data = read_file(path)
         if not data.startswith(_HEADS):
             raise LoadFailed("its model file is not a LightGBM text model")
         self._library = lightgbm_library()
@@ -38,7 +39,10 @@ class LightgbmEngine:
         iterations = c_int()
         self._load(
             self._library.LGBM_BoosterLoadModelFromString(
-                c_char_p(data), byref(iterations), byref(self._handle)
+                # A bytearray ends with a zero byte that is not counted, as bytes do.
+                (c_char * len(data)).from_buffer(data),
+                byref(iterations),
+                byref(self._handle),
             )
         )
         try:

@@ -6,13 +6,14 @@ import ctypes
 import json
 import math
 import re
-from ctypes import POINTER, byref, c_char_p, c_float, c_uint64, c_void_p
+from ctypes import POINTER, byref, c_char, c_char_p, c_float, c_uint64, c_void_p
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from models.errors import LoadFailed, RunFailed
+from models.reading import read_file
 from models.runtime.shared_library import shared_library
 from models.servable import Array
 from registry.manifest import JsonObject
@@ -25,7 +26,7 @@ class XgboostEngine:
     """One booster. ``predict`` may be called from any thread."""
 
     def __init__(self, path: Path, runtime: JsonObject, features: int) -> None:
-        data = path.read_bytes()
+        data = read_file(path)
         # Nothing but JSON and UBJSON: the older binary form is not checked by its reader.
         if not data.startswith(b"{"):
             raise LoadFailed("its model file is neither XGBoost JSON nor UBJSON")
@@ -42,7 +43,7 @@ class XgboostEngine:
         try:
             self._load(
                 self._library.XGBoosterLoadModelFromBuffer(
-                    self._handle, c_char_p(data), c_uint64(len(data))
+                    self._handle, (c_char * len(data)).from_buffer(data), c_uint64(len(data))
                 )
             )
             self._load(self._library.XGBoosterSetParam(self._handle, b"nthread", b"1"))

@@ -79,7 +79,7 @@ _FUNCTIONS: Final[dict[str, tuple[int, tuple[Any, ...]]]] = {
 # These may take long, and others go on meanwhile.
 _LONG: Final[dict[str, tuple[int, tuple[Any, ...]]]] = {
     "CreateSession": (7, (c_void_p, c_char_p, c_void_p, _OUT)),
-    "CreateSessionFromArray": (8, (c_void_p, c_char_p, c_size_t, c_void_p, _OUT)),
+    "CreateSessionFromArray": (8, (c_void_p, c_void_p, c_size_t, c_void_p, _OUT)),
     "Run": (
         9,
         (c_void_p, c_void_p, c_void_p, c_void_p, c_size_t, c_void_p, c_size_t, c_void_p),

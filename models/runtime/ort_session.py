@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from ctypes import c_char_p, c_int, c_int64, c_size_t, c_void_p
@@ -90,23 +91,29 @@ class RunOptions:
 class Session:
     """An open graph. ``run`` may be called from any thread; ``close`` not while a run goes on."""
 
-    def __init__(self, graph: Path | bytes, config: SessionConfig) -> None:
-        """Open a graph; raises OrtError. The interpreter goes on meanwhile."""
+    def __init__(self, graph: Path | bytes | mmap.mmap, config: SessionConfig) -> None:
+        """Open a graph; raises OrtError. The interpreter goes on meanwhile.
+
+        A mapped graph is read where it lies, and stays mapped as long as the session.
+        """
         self._library = library()
         self._functions = self._library.functions
         self._frames = Frames(self._library)
         self._run = self._functions["Run"]
         self._run_bound = self._functions["RunWithBinding"]
         self._handle: int | None = None
+        self._graph: Array | None = None
         with _options(self._library, config) as options:
             environment = self._library.environment
-            if isinstance(graph, bytes):
-                self._handle = self._library.made(
-                    "CreateSessionFromArray", environment, graph, len(graph), options
-                ).value
-            else:
+            if isinstance(graph, Path):
                 path = str(graph).encode()
                 self._handle = self._library.made("CreateSession", environment, path, options).value
+            else:
+                self._graph = np.frombuffer(graph, np.uint8)
+                self._handle = self._library.made(
+                    "CreateSessionFromArray", environment, self._graph.ctypes.data,
+                    self._graph.size, options,
+                ).value  # fmt: skip
         self._inputs = self._nodes("Input")
         self._outputs = self._nodes("Output")
         self._required = frozenset(node.name for node in self._inputs)
@@ -204,6 +211,7 @@ class Session:
         handle, self._handle = self._handle, None
         if handle is not None:
             self._library.release_session(handle)
+        self._graph = None
 
     def __del__(self) -> None:
         if hasattr(self, "_handle"):

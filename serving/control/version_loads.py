@@ -137,7 +137,7 @@ class VersionLoads:
             plan.free_bytes - plan.new_bytes, self._least_to_inspect(manifest)
         )
         try:
-            inspection = await asyncio.to_thread(self._inspect, manifest, limit_bytes)
+            inspection = await self._residency.quietly(self._inspect, manifest, limit_bytes)
         except MemoryExceeded as error:
             if not self._inspect_memory_bytes:
                 # The limit was the room that is left: what would make more of it is the answer.

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -298,6 +299,24 @@ class TestRemembering:
         found = desk.inspect(store, desk.push(store))
         assert (found.mode, found.graph) == ("private", digest_of(desk.child.graph))
         assert found.resident == {found.graph: 0}
+
+    def test_a_graph_is_stored_without_being_held(
+        self, desk: Desk, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A graph of trees has hundreds of megabytes, which the parent neither keeps nor reads at
+        once."""
+        monkeypatch.setattr(pack, "is_in_graph", lambda _: True)
+        desk.child.blobs = ()
+        desk.child.graph = bytes(16 * MIB)
+        manifest = desk.push(store)
+        tracemalloc.start()
+        try:
+            found = desk.inspect(store, manifest)
+            _, peak_bytes = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert found.graph == digest_of(desk.child.graph)
+        assert peak_bytes < 6 * MIB
 
     def test_what_its_own_library_computes_is_inspected_at_each_load(
         self, desk: Desk, store: Store
