@@ -19,6 +19,10 @@ class MemoryExceeded(LoadFailed):
     """The inspection took more private memory than it was given."""
 
 
+class OutOfMemory(LoadFailed):
+    """There was no memory left to load a version, or for its first run; with more it would load."""
+
+
 class InputRefused(ModelsError):
     """The graph itself refused the input, such as an index out of range: the caller's fault."""
 
@@ -33,3 +37,9 @@ class RunTooLarge(RunFailed):
 
 class RunTerminated(ModelsError):
     """The run was ended from outside, because it took longer than the version may take."""
+
+
+def warm_up_failed(error: ModelsError) -> LoadFailed:
+    """Return why a version whose first run failed cannot be loaded."""
+    kind = OutOfMemory if isinstance(error, RunTooLarge) else LoadFailed
+    return kind(f"warm-up failed: {error}")

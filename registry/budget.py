@@ -7,7 +7,7 @@ share them; private memory is counted once a worker.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -54,9 +54,10 @@ class Plan:
     """What a load would do. ``new_bytes``: what no loaded version holds of its objects.
 
     Until the private memory of a version was measured ``needs_bytes`` is a lower bound, and
-    ``reason`` says so. ``would_evict``: what to unload so that it fits, the largest first; nothing
-    is unloaded by itself, and all of it may still be too little. ``is_bound``: the private memory
-    is not measured, only known to be at least this.
+    ``reason`` says so. ``over_bytes``: what is held beyond the budget; nothing is admitted before
+    that is freed. ``would_evict``: what to unload so that it fits, the largest first; nothing is
+    unloaded by itself, and all of it may still be too little. ``is_bound``: the private memory is
+    not measured, only known to be at least this.
     """
 
     needs_bytes: int
@@ -67,17 +68,22 @@ class Plan:
     workers: int
     would_evict: tuple[Eviction, ...] = ()
     is_bound: bool = False
+    over_bytes: int = 0
+
+    @property
+    def short_bytes(self) -> int:
+        """What has to be freed first."""
+        return max(0, self.needs_bytes + self.over_bytes - self.free_bytes)
 
     @property
     def fits(self) -> bool:
         """Say whether the budget has room, as far as the need is known."""
-        return self.needs_bytes <= self.free_bytes
+        return not self.short_bytes
 
     @property
     def fits_after_evicting(self) -> bool:
         """Say whether it would fit once ``would_evict`` is unloaded."""
-        freed = sum(eviction.frees_bytes for eviction in self.would_evict)
-        return self.needs_bytes <= self.free_bytes + freed
+        return self.short_bytes <= sum(eviction.frees_bytes for eviction in self.would_evict)
 
     @property
     def is_estimated(self) -> bool:
@@ -93,13 +99,10 @@ class Plan:
 
     def to_json(self) -> JsonObject:
         """Return the JSON form that users see."""
-        evictions: list[Json] = [
-            {"model": item.key[0], "version": item.key[1], "frees_bytes": item.frees_bytes}
-            for item in self.would_evict
-        ]
         return {
             "needs_bytes": self.needs_bytes,
             "free_bytes": self.free_bytes,
+            "over_bytes": self.over_bytes,
             "fits": self.fits,
             "object_bytes": self.object_bytes,
             "new_bytes": self.new_bytes,
@@ -107,9 +110,46 @@ class Plan:
             "workers": self.workers,
             "is_estimated": self.is_estimated,
             "reason": self.reason,
-            "would_evict": evictions,
+            "would_evict": evictions_json(self.would_evict),
             "fits_after_evicting": self.fits_after_evicting,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """What is held beyond the budget, and what to unload so that it fits again."""
+
+    committed_bytes: int
+    budget_bytes: int
+    would_evict: tuple[Eviction, ...]
+
+    @property
+    def over_bytes(self) -> int:
+        """Bytes beyond the budget; 0 where all is within it."""
+        return max(0, self.committed_bytes - self.budget_bytes)
+
+    @property
+    def way_out(self) -> str:
+        """Say what to unload, and what each unload gives."""
+        freed = sum(eviction.frees_bytes for eviction in self.would_evict)
+        return _way_out(self.would_evict, is_enough=self.over_bytes <= freed)
+
+    def to_json(self) -> JsonObject:
+        """Return what an event says of it."""
+        return {
+            "committed_bytes": self.committed_bytes,
+            "budget_bytes": self.budget_bytes,
+            "over_bytes": self.over_bytes,
+            "would_evict": evictions_json(self.would_evict),
+        }
+
+
+def evictions_json(evictions: Iterable[Eviction]) -> list[Json]:
+    """Return the JSON form that users see."""
+    return [
+        {"model": item.key[0], "version": item.key[1], "frees_bytes": item.frees_bytes}
+        for item in evictions
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +195,9 @@ def plan(
     wanted = committed_bytes({**others, key: new}, workers)
     shared = _objects(others.values())
     needs, free = max(0, wanted - present), max(0, budget_bytes - present)
+    # What is held already and takes no more is not to be admitted again.
+    is_nothing = key in held and not needs
+    over = 0 if is_nothing else max(0, present - budget_bytes)
     return Plan(
         needs_bytes=needs,
         free_bytes=free,
@@ -163,9 +206,24 @@ def plan(
         private_bytes_per_worker=new.private_bytes_per_worker,
         workers=workers,
         would_evict=_evictions(
-            needs - free, {**others, key: new}, sorted(set(evictable) & others.keys()), workers
+            needs + over - free,
+            {**others, key: new},
+            sorted(set(evictable) & others.keys()),
+            workers,
         ),
+        over_bytes=over,
     )
+
+
+def excess(
+    budget_bytes: int, held: Mapping[Key, Footprint], workers: int, evictable: Iterable[Key] = ()
+) -> Excess:
+    """Return what ``held`` takes beyond the budget, as measured after it was admitted."""
+    present = committed_bytes(held, workers)
+    evictions = _evictions(
+        present - budget_bytes, held, sorted(set(evictable) & held.keys()), workers
+    )
+    return Excess(present, budget_bytes, evictions)
 
 
 def admit(
@@ -183,10 +241,11 @@ def admit(
         if not result.is_estimated:
             private = result.private_bytes_per_worker
             and_private = f" and {private} private in each of {workers} workers"
+        ways = _way_out(result.would_evict, is_enough=result.fits_after_evicting)
         raise OverBudget(
             f"{key[0]}/{key[1]} needs {'at least ' if result.is_estimated else ''}"
             f"{result.needs_bytes} bytes ({result.new_bytes} of weights{and_private}), "
-            f"{result.free_bytes} of the budget of {budget_bytes} are free: {_way_out(result)}",
+            f"{room_text(result, budget_bytes)}: {ways}",
             result.to_json(),
         )
     return result
@@ -238,9 +297,18 @@ def _without(held: Mapping[Key, Footprint], key: Key) -> dict[Key, Footprint]:
     return {name: item for name, item in held.items() if name != key}
 
 
-def _way_out(plan: Plan) -> str:
-    named = ", ".join(f"{item.key[0]}/{item.key[1]}" for item in plan.would_evict)
+def room_text(plan: Plan, budget_bytes: int) -> str:
+    """Say how much of the budget is free, or how far it is exceeded."""
+    if plan.over_bytes:
+        return f"what is loaded takes {plan.over_bytes} more than the budget of {budget_bytes}"
+    return f"{plan.free_bytes} of the budget of {budget_bytes} are free"
+
+
+def _way_out(evictions: Sequence[Eviction], *, is_enough: bool) -> str:
+    named = ", ".join(
+        f"{item.key[0]}/{item.key[1]} (gives {item.frees_bytes})" for item in evictions
+    )
     if not named:
         return "unload a version or raise memory_budget"
-    enough = "" if plan.fits_after_evicting else " (not enough by itself)"
+    enough = "" if is_enough else " (not enough by itself)"
     return f"unload {named}{enough} or raise memory_budget"

@@ -59,7 +59,8 @@ class Alias:
 class ModelState:
     """All that is wanted of one model. ``failed``: version to the reason it does not serve.
 
-    ``settings_seq``: the event that set ``settings``, 0 before the first.
+    ``settings_seq``: the event that set ``settings``, 0 before the first. ``waiting``: those of
+    ``loaded`` that there is no memory for now, with the figures; of this process, not persisted.
     """
 
     loaded: Mapping[int, LoadedVersion] = field(default_factory=dict)
@@ -68,21 +69,26 @@ class ModelState:
     route: Route | None = None
     settings: ModelSettings = field(default_factory=ModelSettings)
     settings_seq: int = 0
+    waiting: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def settings_etag(self) -> str:
         """Name this state of the settings, for If-Match."""
         return f'"{self.settings_seq}"'
 
-    def is_ready(self, version: int) -> bool:
-        """Say whether the version is loaded and may answer."""
+    def is_kept(self, version: int) -> bool:
+        """Say whether the version is to answer, as soon as there is memory for it."""
         entry = self.loaded.get(version)
         return entry is not None and entry.is_serving
+
+    def is_ready(self, version: int) -> bool:
+        """Say whether the version is loaded and may answer."""
+        return self.is_kept(version) and version not in self.waiting
 
     @property
     def latest(self) -> int | None:
         """The highest READY version."""
-        return max((v for v, entry in self.loaded.items() if entry.is_serving), default=None)
+        return max(filter(self.is_ready, self.loaded), default=None)
 
     def holders(self, name: str, version: int) -> list[str]:
         """Return what keeps a version of model ``name``, and the way out of each; else nothing."""
@@ -156,13 +162,36 @@ def finish_load(state: DesiredState, name: str, version: int, stamp: Stamp) -> D
         # Someone took it out meanwhile, and why is known: nothing is to be added to that.
         raise Conflict(model.failed.get(version, f"{name}/{version} is not being loaded"))
     entry = replace(model.loaded[version], is_serving=True)
-    model = replace(model, loaded={**model.loaded, version: entry})
+    model = replace(
+        model,
+        loaded={**model.loaded, version: entry},
+        waiting=_without(model.waiting, version),
+    )
     route = model.route
     if route is None:
         route = moved(None, Traffic.whole(version), stamp)
     elif route.is_latest and model.latest is not None:
         route = moved(route, Traffic.whole(model.latest), stamp, is_latest=True)
-    return _with(state, name, replace(model, route=backed(route, model.is_ready)))
+    return _with(state, name, replace(model, route=backed(route, model.is_kept)))
+
+
+def wait_for_memory(state: DesiredState, name: str, version: int, reason: str) -> DesiredState:
+    """Leave a version out of memory for lack of room; it stays wanted, and named by what names it.
+
+    Nothing where it left meanwhile.
+    """
+    model = state.model(name)
+    if not model.is_kept(version):
+        return state
+    return _with(state, name, replace(model, waiting={**model.waiting, version: reason}))
+
+
+def has_memory(state: DesiredState, name: str, version: int) -> DesiredState:
+    """End the wait of a version for memory; nothing where it does not wait."""
+    model = state.model(name)
+    if version not in model.waiting:
+        return state
+    return _with(state, name, replace(model, waiting=_without(model.waiting, version)))
 
 
 def fail(state: DesiredState, name: str, version: int, reason: str, stamp: Stamp) -> DesiredState:
@@ -172,16 +201,17 @@ def fail(state: DesiredState, name: str, version: int, reason: str, stamp: Stamp
     and requests learn why there is no answer.
     """
     model = state.model(name)
-    was_ready = model.is_ready(version)
+    was_kept = model.is_kept(version)
     model = replace(
         model,
         loaded=_without(model.loaded, version),
         failed={**model.failed, version: reason},
+        waiting=_without(model.waiting, version),
     )
     route = model.route
-    if route is not None and was_ready:
+    if route is not None and was_kept:
         because = replace(stamp, reason=f"version {version} failed: {reason}")
-        route = after_failure(route, version, because, model.is_ready)
+        route = after_failure(route, version, because, model.is_ready, model.is_kept)
     return _with(state, name, replace(model, route=route))
 
 
@@ -193,7 +223,10 @@ def unload(state: DesiredState, name: str, version: int) -> DesiredState:
     if version in model.loaded:
         _refuse_held(name, version, model.holders(name, version), "unloaded")
     model = replace(
-        model, loaded=_without(model.loaded, version), failed=_without(model.failed, version)
+        model,
+        loaded=_without(model.loaded, version),
+        failed=_without(model.failed, version),
+        waiting=_without(model.waiting, version),
     )
     return _with(state, name, model)
 
@@ -207,8 +240,9 @@ def delete(state: DesiredState, name: str, version: int, *, is_last: bool = Fals
     model = state.model(name)
     holders = model.holders(name, version)
     if version in model.loaded:
+        why = "it waits for memory to be loaded" if version in model.waiting else "it is loaded"
         holders.append(
-            f"it is loaded: unload it first with POST /admin/v1/models/{name}/versions/{version}"
+            f"{why}: unload it first with POST /admin/v1/models/{name}/versions/{version}"
             f":unload or `ramrack unload {name} {version}`"
         )
     _refuse_held(name, version, holders, "deleted")
@@ -317,7 +351,7 @@ def _former_route(model: ModelState, before: Route | None, stamp: Stamp) -> Rout
         return None
     if not all(map(model.is_ready, before.traffic.versions)):
         return model.route
-    return taken_back(model.route, before, stamp, model.is_ready)
+    return taken_back(model.route, before, stamp, model.is_kept)
 
 
 def with_events(state: DesiredState, events: tuple[JsonObject, ...]) -> DesiredState:
@@ -344,7 +378,7 @@ def _with(state: DesiredState, name: str, model: ModelState) -> DesiredState:
 
 def _with_route(state: DesiredState, name: str, route: Route) -> DesiredState:
     model = state.model(name)
-    route = backed(route, model.is_ready)
+    route = backed(route, model.is_kept)
     return state if route == model.route else _with(state, name, replace(model, route=route))
 
 
@@ -374,7 +408,8 @@ def _refuse_held(name: str, version: int, holders: list[str], verb: str) -> None
 def _refuse_unready(model: ModelState, name: str, version: int, what: str) -> None:
     if model.is_ready(version):
         return
-    if version in model.failed:
-        raise Conflict(f"{what} cannot name {name}/{version}: FAILED: {model.failed[version]}")
+    why = model.waiting.get(version) or model.failed.get(version)
+    if why is not None:
+        raise Conflict(f"{what} cannot name {name}/{version}: FAILED: {why}")
     state = "still LOADING" if version in model.loaded else "not loaded: load it first"
     raise Conflict(f"{what} cannot name {name}/{version}: it is {state}")

@@ -6,12 +6,13 @@ Pure values: every function returns a new Route. Which versions may be named is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from typing import Final
 
 from registry.errors import Conflict
 from registry.manifest import Json, JsonObject
+from registry.slots import Slots, first_slots, moved_slots
 from registry.traffic import Traffic
 from registry.traffic_rules import remaining
 
@@ -56,15 +57,19 @@ class RouteChange:
 class Route:
     """The versions that answer where none is asked for, and those that shadow them.
 
-    ``previous``: the whole traffic that the route came from; its versions stay READY until the
-    next change, so a rollback is instant. ``is_latest``: the route follows the highest READY
-    version. ``history``: oldest first, at most HISTORY_ENTRIES, the present route last.
+    ``previous``: the whole traffic that the route came from; its versions are kept until the next
+    change, so a rollback is instant where there is memory for them. ``is_latest``: the route
+    follows the highest READY version. ``history``: oldest first, at most HISTORY_ENTRIES, the
+    present route last. ``slots``, ``previous_slots``: which keys belong to which version, now and
+    then; empty without a previous.
     """
 
     traffic: Traffic
     is_latest: bool
     previous: Traffic | None
     history: tuple[RouteChange, ...]
+    slots: Slots
+    previous_slots: Slots = ()
 
     @property
     def etag(self) -> str:
@@ -89,45 +94,75 @@ def moved(route: Route | None, traffic: Traffic, stamp: Stamp, *, is_latest: boo
     if route is not None and (route.traffic, route.is_latest) == (traffic, is_latest):
         return route
     if route is None:
-        return Route(traffic, is_latest, None, (_change(traffic, stamp, is_latest=is_latest),))
-    previous = route.previous if route.traffic == traffic else route.traffic
-    return _changed(route, traffic, previous, stamp, is_latest=is_latest)
+        history = (_change(traffic, stamp, is_latest=is_latest),)
+        return Route(traffic, is_latest, None, history, first_slots(traffic.split))
+    if route.traffic == traffic:
+        previous, previous_slots = route.previous, route.previous_slots
+    else:
+        previous, previous_slots = route.traffic, route.slots
+    route = _changed(route, traffic, stamp, is_latest=is_latest)
+    return replace(route, previous=previous, previous_slots=previous_slots)
 
 
-def backed(route: Route, is_ready: Callable[[int], bool]) -> Route:
-    """Return the route with what of its previous traffic can answer; perhaps nothing of it."""
+def backed(route: Route, is_kept: Callable[[int], bool]) -> Route:
+    """Return the route with what of its previous traffic is kept; perhaps nothing of it."""
     if route.previous is None:
         return route
-    previous = remaining(route.previous, is_ready)
-    return replace(route, previous=None if previous == route.traffic else previous)
+    previous = remaining(route.previous, is_kept)
+    if previous is None or previous == route.traffic:
+        return replace(route, previous=None, previous_slots=())
+    slots = moved_slots(route.previous_slots, previous.split)
+    return replace(route, previous=previous, previous_slots=slots)
+
+
+def in_force(route: Route, lacking: Container[int]) -> Route:
+    """Return the route as workers act on it: others of a split stand in for those ``lacking``.
+
+    Nobody stands in for all of it: an older version never answers without being asked to.
+    """
+    traffic = remaining(route.traffic, lambda version: version not in lacking)
+    if traffic is None or traffic == route.traffic:
+        return route
+    return replace(route, traffic=traffic, slots=moved_slots(route.slots, traffic.split))
 
 
 def after_failure(
-    route: Route, version: int, stamp: Stamp, is_ready: Callable[[int], bool]
+    route: Route,
+    version: int,
+    stamp: Stamp,
+    is_ready: Callable[[int], bool],
+    is_kept: Callable[[int], bool],
 ) -> Route:
-    """Return the route after a version that it may name, and that was READY, failed.
+    """Return the route after a version that it may name, and that was kept, failed.
 
     A shadow is taken out. Where one of the split failed, the whole route goes back to the previous
     traffic, which someone chose and which has answered before; without one its share goes to the
-    others of the split; with no other the route goes on naming it, and requests learn why.
+    others of the split; with no other the route goes on naming it, and requests learn why. Where
+    there is no memory for the previous traffic, the others of the split come before it.
     """
-    route = backed(route, is_ready)
+    route = backed(route, is_kept)
     if version not in route.traffic.versions:
         return route
     if version in route.traffic.shadow:
         shadow = tuple(other for other in route.traffic.shadow if other != version)
         traffic = replace(route.traffic, shadow=shadow)
-        route = _changed(route, traffic, route.previous, stamp, is_latest=route.is_latest)
-        return backed(route, is_ready)
-    goal = route.previous or remaining(route.traffic, is_ready)
+        return backed(_changed(route, traffic, stamp, is_latest=route.is_latest), is_kept)
+    former = route.previous and remaining(route.previous, is_ready)
+    goal = (
+        former
+        or remaining(route.traffic, is_ready)
+        or route.previous
+        or remaining(route.traffic, is_kept)
+    )
     if goal is None:
         return route
     # What it comes from names the failed one: no way to go back to.
-    return _changed(route, goal, None, stamp, is_latest=False)
+    route = _changed(route, goal, stamp, is_latest=False)
+    return replace(route, previous=None, previous_slots=())
 
 
 def taken_back(
-    present: Route | None, before: Route, stamp: Stamp, is_ready: Callable[[int], bool]
+    present: Route | None, before: Route, stamp: Stamp, is_kept: Callable[[int], bool]
 ) -> Route:
     """Return the route as it was ``before`` a change that not every worker took.
 
@@ -135,9 +170,7 @@ def taken_back(
     """
     history = before.history if present is None else present.history
     back = replace(before, history=history)
-    return backed(
-        _changed(back, before.traffic, before.previous, stamp, is_latest=before.is_latest), is_ready
-    )
+    return backed(_changed(back, before.traffic, stamp, is_latest=before.is_latest), is_kept)
 
 
 def rollback_traffic(name: str, route: Route, to: int | None) -> Traffic:
@@ -166,11 +199,16 @@ def rollback_traffic(name: str, route: Route, to: int | None) -> Traffic:
     return Traffic.whole(to)
 
 
-def _changed(
-    route: Route, traffic: Traffic, previous: Traffic | None, stamp: Stamp, *, is_latest: bool
-) -> Route:
+def _changed(route: Route, traffic: Traffic, stamp: Stamp, *, is_latest: bool) -> Route:
+    """Return the route with other traffic and one more change; what it came from stays."""
     change = _change(traffic, stamp, is_latest=is_latest)
-    return Route(traffic, is_latest, previous, (*route.history, change)[-HISTORY_ENTRIES:])
+    history = (*route.history, change)[-HISTORY_ENTRIES:]
+    slots = moved_slots(route.slots, traffic.split)
+    is_back = route.previous is not None and traffic.split == route.previous.split
+    if is_back and traffic.split != route.traffic.split:
+        # Every key goes back to the version that it came from.
+        slots = route.previous_slots
+    return replace(route, traffic=traffic, is_latest=is_latest, history=history, slots=slots)
 
 
 def _change(traffic: Traffic, stamp: Stamp, *, is_latest: bool) -> RouteChange:

@@ -22,6 +22,7 @@ from registry.errors import Conflict, NotFound, NotReady
 from registry.ident import LATEST, shown
 from registry.lifecycle import State
 from registry.manifest import JsonObject
+from registry.slots import Slots
 from registry.split import Split
 from registry.traffic import Traffic
 
@@ -43,12 +44,16 @@ class VersionView(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class ModelView(Generic[T]):
-    """One model: its versions, its aliases, and where a request without a version goes."""
+    """One model: its versions, its aliases, and where a request without a version goes.
+
+    ``slots``: which of them a routing key belongs to; empty: as in a new split.
+    """
 
     name: str
     versions: Mapping[int, VersionView[T]]
     aliases: Mapping[str, int] = field(default_factory=dict)
     route: Traffic | None = None
+    slots: Slots = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +251,7 @@ class ServingMap(Generic[T]):
                 continue
             answering = {n for n, view in model.versions.items() if view.target is not None}
             position = former[name].position if name in former else secrets.randbits(64)
-            self._splits[name] = Split(name, shares, answering, position)
+            self._splits[name] = Split(name, shares, answering, position, model.slots)
         self.has_shadows = bool(self._shadows)
 
 

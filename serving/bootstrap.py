@@ -165,9 +165,11 @@ async def _serve(
         sockets = _open_sockets(settings, plan, inherited, stack)
         memory = stack.enter_context(MetricsMemory.create(regions_for(plan.workers)))
         objects_dir = store.objects_dir.resolve()
-        budget_bytes = _budget_bytes(settings, machine)
+        available_bytes = machine.available_bytes + former.private_bytes()
+        budget_bytes = _budget_bytes(settings, available_bytes)
+        _warn_of(budget_bytes, machine)
         run_memory = settings.run_memory or default_run_bytes(
-            machine.available_bytes, budget_bytes, plan.workers
+            available_bytes, budget_bytes, plan.workers
         )
         supervisor = Supervisor(
             replace(settings, tokens=data_tokens(settings, tokens), run_memory=run_memory),
@@ -301,17 +303,24 @@ def _open_sockets(
     return _Sockets(data, admin, queues, min(len(found), plan.workers))
 
 
-def _budget_bytes(settings: Settings, machine: Machine) -> int:
-    """Return what versions may take, or raise NoMemory where host and cgroup leave nothing."""
-    if settings.memory_budget > machine.memory_bytes > 0:
+def _warn_of(budget_bytes: int, machine: Machine) -> None:
+    if budget_bytes > machine.memory_bytes > 0:
         _log.warning(
             "memory_budget is more than there is: loads may end in the kernel's killer",
-            extra={"budget_bytes": settings.memory_budget, "memory_bytes": machine.memory_bytes},
+            extra={"budget_bytes": budget_bytes, "memory_bytes": machine.memory_bytes},
         )
-    budget_bytes = settings.memory_budget or default_budget_bytes(machine.available_bytes)
+
+
+def _budget_bytes(settings: Settings, available_bytes: int) -> int:
+    """Return what versions may take, or raise NoMemory where host and cgroup leave nothing.
+
+    ``available_bytes``: with what workers of the server before still hold, or an upgrade would have
+    less than the server that it goes on for, and leave versions out.
+    """
+    budget_bytes = settings.memory_budget or default_budget_bytes(available_bytes)
     if budget_bytes < MIB:
         raise NoMemory(
-            f"host and cgroup leave {machine.available_bytes} bytes, which is no budget to load "
+            f"host and cgroup leave {available_bytes} bytes, which is no budget to load "
             "anything with: end other programs, raise the cgroup's limit, or set memory_budget"
         )
     return budget_bytes

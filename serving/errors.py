@@ -12,6 +12,7 @@ from models.errors import (
     ConversionRefused,
     InputRefused,
     LoadFailed,
+    OutOfMemory,
     RunFailed,
     RunTerminated,
     RunTooLarge,
@@ -123,6 +124,7 @@ STATUS: Final[dict[type[Exception], int]] = {
     UpgradeRefused: 409,
     MemoryShort: 507,
     OverBudget: 507,
+    OutOfMemory: 507,
     StoreFull: 507,
 }
 

@@ -18,12 +18,14 @@ class VersionReport:
     """How one version stands, over all workers: FAILED if any failed it.
 
     ``private_bytes``: the largest anonymous growth that a worker measured while loading it.
+    ``is_out_of_memory``: it FAILED because the machine had no memory left for it.
     """
 
     state: str
     reason: str
     load_s: float = 0.0
     private_bytes: int = 0
+    is_out_of_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Any
 from models.servable import Inspection, parse_inspection
 from registry.manifest import Json, JsonObject, Manifest, parse_manifest
 from registry.model_settings import ModelSettings
+from registry.slots import Slots
 from registry.traffic import Traffic
 
 
@@ -48,6 +49,7 @@ class Target:
     """The wanted state. ``generation`` only rises; a report names the generation it holds.
 
     ``routes``: model to where a request without a version goes. ``settings``: what is set for it.
+    ``slots``: of models whose route is a split, which version a routing key belongs to.
     ``catalog``: model to version to entry, every published version.
     ``is_restored``: the loads that a start repeats are over, so ready may be said.
     """
@@ -59,6 +61,7 @@ class Target:
     catalog: Mapping[str, Mapping[int, CatalogEntry]] = field(default_factory=dict)
     is_restored: bool = True
     settings: Mapping[str, ModelSettings] = field(default_factory=dict)
+    slots: Mapping[str, Slots] = field(default_factory=dict)
 
     def to_json(self) -> JsonObject:
         """Return the JSON form that ``parse_target`` reads."""
@@ -92,6 +95,7 @@ class Target:
             "catalog": catalog,
             "is_restored": self.is_restored,
             "settings": {model: item.to_json() for model, item in self.settings.items()},
+            "slots": {model: list(slots) for model, slots in self.slots.items()},
         }
 
 
@@ -119,4 +123,5 @@ def parse_target(document: Mapping[str, Any]) -> Target:
         settings={
             model: ModelSettings.of_json(item) for model, item in document["settings"].items()
         },
+        slots={model: tuple(slots) for model, slots in document["slots"].items()},
     )

@@ -12,7 +12,14 @@ from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 
-from models.errors import InputRefused, LoadFailed, ModelsError, RunFailed, RunTerminated
+from models.errors import (
+    InputRefused,
+    LoadFailed,
+    ModelsError,
+    RunFailed,
+    RunTerminated,
+    warm_up_failed,
+)
 from models.memory import trim
 from models.runtime.native_catboost import DTYPE as CATBOOST_DTYPE
 from models.runtime.native_catboost import CatboostEngine, catboost_module
@@ -62,7 +69,7 @@ class NativeLoader:
             first_inputs(servable.run, servable.signature)
         except ModelsError as error:
             servable.close()
-            raise LoadFailed(f"warm-up failed: {error}") from None
+            raise warm_up_failed(error) from None
         trim()
         return servable
 

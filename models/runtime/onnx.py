@@ -14,7 +14,15 @@ import numpy as np
 import onnx
 import onnx.helper
 
-from models.errors import InputRefused, LoadFailed, ModelsError, RunFailed, RunTerminated
+from models.errors import (
+    InputRefused,
+    LoadFailed,
+    ModelsError,
+    OutOfMemory,
+    RunFailed,
+    RunTerminated,
+    warm_up_failed,
+)
 from models.graph_signature import ZIPMAP_ADVICE
 from models.memory import trim
 from models.runtime.ort_errors import clean, is_out_of_memory, run_error
@@ -73,7 +81,7 @@ class OnnxLoader:
             first_inputs(servable.run, servable.signature)
         except ModelsError as error:
             servable.close()
-            raise LoadFailed(f"warm-up failed: {error}") from None
+            raise warm_up_failed(error) from None
         trim()
         return servable
 
@@ -273,12 +281,12 @@ def is_runtime_format(graph: Path) -> bool:
 
 
 def create_session(graph: Path | bytes | mmap.mmap, config: SessionConfig) -> Session:
-    """Return a session over a graph, or raise LoadFailed."""
+    """Return a session over a graph, or raise LoadFailed, OutOfMemory where that is why."""
     try:
         return Session(graph, config)
     except RUNTIME_ERRORS as error:
         if is_out_of_memory(error):
-            raise LoadFailed(f"not enough memory to load it: {clean(str(error))}") from None
+            raise OutOfMemory(f"not enough memory to load it: {clean(str(error))}") from None
         raise LoadFailed(f"the runtime refuses the graph: {clean(str(error))}") from None
 
 

@@ -19,7 +19,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from models.errors import InputRefused, LoadFailed, ModelsError, RunFailed, RunTerminated
+from models.errors import (
+    InputRefused,
+    LoadFailed,
+    ModelsError,
+    RunFailed,
+    RunTerminated,
+    warm_up_failed,
+)
 from models.memory import trim
 from models.servable import Array, LoadSpec, numpy_dtype
 from models.signature import MAX_TENSOR_SPECS, Signature
@@ -68,7 +75,7 @@ class OpenvinoLoader:
             first_inputs(servable.run, servable.signature)
         except ModelsError as error:
             servable.close()
-            raise LoadFailed(f"warm-up failed: {error}") from None
+            raise warm_up_failed(error) from None
         trim()
         return servable
 

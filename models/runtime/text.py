@@ -15,7 +15,14 @@ from typing import Final
 
 import numpy as np
 
-from models.errors import InputRefused, LoadFailed, ModelsError, RunFailed, RunTerminated
+from models.errors import (
+    InputRefused,
+    LoadFailed,
+    ModelsError,
+    RunFailed,
+    RunTerminated,
+    warm_up_failed,
+)
 from models.memory import trim
 from models.runtime.tokens import TextTokenizer, Tokens
 from models.servable import Array, Loader, LoadSpec, Servable, numpy_dtype
@@ -50,7 +57,7 @@ class TextLoader:
             first_inputs(servable.run, servable.signature)
         except ModelsError as error:
             servable.close()
-            raise LoadFailed(f"warm-up failed: {error}") from None
+            raise warm_up_failed(error) from None
         trim()
         return servable
 

@@ -126,6 +126,7 @@ ANSWER_SCHEMAS: Final[dict[str, Document]] = {
         {
             "needs_bytes": _COUNT,
             "free_bytes": _COUNT,
+            "over_bytes": _COUNT,
             "fits": _FLAG,
             "object_bytes": _COUNT,
             "new_bytes": _COUNT,
@@ -196,6 +197,7 @@ ANSWER_SCHEMAS: Final[dict[str, Document]] = {
             "budget_bytes": _COUNT,
             "committed_bytes": _COUNT,
             "free_bytes": _COUNT,
+            "over_bytes": _COUNT,
             "unreleased_bytes": _or_null(_COUNT)
             | {"description": "Null: the last unload could not be measured."},
             "last_unload": _or_null(

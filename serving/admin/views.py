@@ -120,6 +120,7 @@ class AdminViews:
         return {
             "budget_bytes": ledger.budget_bytes,
             "committed_bytes": committed,
+            "over_bytes": max(0, committed - ledger.budget_bytes),
             "free_bytes": max(0, ledger.budget_bytes - committed),
             "unreleased_bytes": ledger.unreleased_bytes(),
             "last_unload": None if last is None else {
@@ -170,7 +171,7 @@ class AdminViews:
         failed: list[Json] = [
             {"model": name, "version": version, "reason": reason}
             for name, model in sorted(self._control.writer.state.models.items())
-            for version, reason in sorted(model.failed.items())
+            for version, reason in sorted({**model.failed, **model.waiting}.items())
         ]
         reason = self._unready_reason(len(failed))
         body: JsonObject = {"ready": not reason, "failed": failed}

@@ -25,10 +25,12 @@ from serving.control.ledger import Ledger
 from serving.control.operations import Operation, Operations
 from serving.control.plan_runner import PlanRunner
 from serving.control.residency import Residency
+from serving.control.restore_order import waiting_for_memory
 from serving.control.rolling import RollingRestart
 from serving.control.state_writer import Note, StateWriter
 from serving.control.traffic_control import TrafficControl
-from serving.control.version_loads import PLANNED, Inspector, VersionLoads
+from serving.control.version_loads import Inspector, VersionLoads
+from serving.control.worker_versions import PLANNED
 from serving.fleet import Fleet, WorkerInfo
 from serving.machine import read_machine
 from serving.settings import Settings
@@ -84,6 +86,7 @@ class ControlPlane:
         )
         self._upgrade: Callable[[], Awaitable[None]] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closing = False
         self._restore: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -111,6 +114,7 @@ class ControlPlane:
 
     async def close(self) -> None:
         """Stop what is under way. What was acknowledged is persisted already."""
+        self._is_closing = True
         for task in tuple(self._tasks):
             task.cancel()
         if self._tasks:
@@ -269,6 +273,22 @@ class ControlPlane:
             self.operations.end(operation, error)
         else:
             self.operations.end(operation)
+            self._load_waiting()
+
+    def _load_waiting(self) -> None:
+        """Begin to load the first version that waits for memory, is asked for, and has room now.
+
+        Its own end begins the next one.
+        """
+        if self._is_closing:
+            return
+        for model, version in waiting_for_memory(self.writer):
+            if self.plan(model, version).fits:
+                try:
+                    self.load(model, version, SERVER, "there is memory for it again")
+                except PLANNED as error:
+                    _log.warning("%s/%d goes on waiting for memory: %s", model, version, error)
+                return
 
     async def _retain(self, model: str, published: int) -> None:
         """Delete old versions beyond those that the model retains; a failure costs a warning."""
@@ -310,8 +330,11 @@ class ControlPlane:
         self.writer.restoring.discard(key)
 
     def _on_quarantine(self, model: str, version: int, reason: str) -> None:
-        work = self.loads.fail((model, version), reason, "quarantine", SERVER)
-        self._spawn(work, f"quarantine-{model}-{version}")
+        async def fail() -> None:
+            await self.loads.fail((model, version), reason, "quarantine", SERVER)
+            self._load_waiting()
+
+        self._spawn(fail(), f"quarantine-{model}-{version}")
 
     def _spawn(self, work: Any, name: str) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.create_task(work, name=name)

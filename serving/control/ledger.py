@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from models.servable import Inspection
 from registry import budget
-from registry.budget import Footprint, Plan
+from registry.budget import Excess, Footprint, Plan
 from registry.desired import Key
 from registry.errors import OverBudget
 from registry.store import VersionRecord
@@ -57,7 +57,8 @@ class Ledger:
 
     Private memory is the most that the inspection or a worker ever measured for a version in the
     form that workers hold it in, for neither ever changes. A load under way is counted from its
-    admission on, a draining version until every worker gave it back.
+    admission on, a draining version until every worker gave it back, one that waits for memory not
+    at all.
     """
 
     def __init__(self, writer: StateWriter, budget_bytes: int, workers: int) -> None:
@@ -70,11 +71,18 @@ class Ledger:
         self._reserved: dict[Key, Footprint] = {}
         self._leaving: dict[Key, Footprint] = {}
 
-    def measure(self, key: Key, private_bytes: int) -> None:
-        """Note what a worker measured for a version in the form that the state says."""
-        if (inspection := self._loaded(key)) is not None:
-            form = (key, _form(inspection))
-            self._measured[form] = max(self._measured.get(form, 0), private_bytes)
+    def measure(self, key: Key, private_bytes: int) -> int:
+        """Note what a worker measured for a version in the form that the state says.
+
+        Returns by how much that is more than what was known, in one worker.
+        """
+        inspection = self._loaded(key)
+        if inspection is None:
+            return 0
+        form = (key, _form(inspection))
+        known = max(self._measured.get(form, 0), inspection.private_bytes)
+        self._measured[form] = max(known, private_bytes)
+        return self._measured[form] - known
 
     def inspected(self, key: Key, inspection: Inspection) -> None:
         """Note what an inspection found; later plans of the version know it, too."""
@@ -107,8 +115,8 @@ class Ledger:
         ways = " and ".join(f"{e.key[0]}/{e.key[1]}" for e in found.would_evict)
         return OverBudget(
             f"{key[0]}/{key[1]} needs more than {private_bytes} bytes of private memory in each of "
-            f"{self.workers} workers, {found.free_bytes} of the budget of {self.budget_bytes} are "
-            f"free for them and {found.new_bytes} of weights: "
+            f"{self.workers} workers, and {found.new_bytes} of weights; "
+            f"{budget.room_text(found, self.budget_bytes)}: "
             f"{f'unload {ways} or more, or' if ways else 'unload other versions or'} raise "
             "memory_budget",
             found.to_json(),
@@ -136,6 +144,8 @@ class Ledger:
         writer = self._writer
         held = {**self._leaving, **self._reserved}
         for key, entry in writer.state.loaded.items():
+            if writer.is_waiting(key):
+                continue
             inspection = writer.inspection(key, entry.inspection)
             held[key] = self._footprint(writer.records[key[0]][key[1]], inspection)
         return held
@@ -144,15 +154,24 @@ class Ledger:
         """Return what loading the version would take, by what is known of it; changes nothing."""
         key = (record.model, record.version)
         held = self.held()
-        new = held.get(key) or self._footprint(record, self._known.get(key))
+        new = held.get(key) or self._footprint(record, self._known.get(key) or self._loaded(key))
         return budget.plan(self.budget_bytes, held, key, new, self.workers, self._evictable(held))
 
-    def admit_again(self, key: Key, waiting: set[Key]) -> None:
+    def admit_again(self, key: Key) -> None:
         """Raise OverBudget unless a version of the state fits beside those already brought back."""
-        held = self.held()
-        new = held.pop(key)
-        others = {name: item for name, item in held.items() if name not in waiting}
-        budget.admit(self.budget_bytes, others, key, new, self.workers)
+        others = self._brought()
+        new = others.pop(key, None) or self.held()[key]
+        budget.admit(self.budget_bytes, others, key, new, self.workers, self._evictable(others))
+
+    def excess(self) -> Excess:
+        """Return how far what is in memory is over the budget, and what would bring it back."""
+        held = self._brought()
+        return budget.excess(self.budget_bytes, held, self.workers, self._evictable(held))
+
+    def _brought(self) -> dict[Key, Footprint]:
+        """Return what is held, without what a start is still to bring back."""
+        restoring = self._writer.restoring
+        return {key: item for key, item in self.held().items() if key not in restoring}
 
     def committed_bytes(self) -> int:
         """Return the sum of all reservations."""
@@ -184,7 +203,8 @@ class Ledger:
 
     def at_rest(self, record: VersionRecord) -> VersionMemory:
         """Return the memory of a version that holds none now; a load would bring it back."""
-        known = self._known.get((record.model, record.version))
+        key = (record.model, record.version)
+        known = self._known.get(key) or self._loaded(key)
         private = self._footprint(record, known).private_bytes_per_worker
         return VersionMemory(record.disk_bytes, record.manifest.weight_bytes, 0, 0, 0, (), private)
 

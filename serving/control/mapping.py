@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from models.errors import LoadFailed
+from models.errors import LoadFailed, OutOfMemory
 from registry.errors import Corrupt, StoreFailed
 
 # What is done at once between two looks at whether the object is still wanted.
@@ -156,8 +156,9 @@ class MappedObject:
         finally:
             os.close(descriptor)
         if address is None or address == _MAP_FAILED:
-            why = os.strerror(ctypes.get_errno())
-            raise LoadFailed(f"object {self.digest} cannot be mapped: {why}")
+            number = ctypes.get_errno()
+            kind = OutOfMemory if number == errno.ENOMEM else LoadFailed
+            raise kind(f"object {self.digest} cannot be mapped: {os.strerror(number)}")
         return address
 
     def _populate(self, address: int, start: int, length: int) -> None:
@@ -167,7 +168,7 @@ class MappedObject:
         if number == errno.EINVAL:
             self._read(start, length)
         elif number == errno.ENOMEM:
-            raise LoadFailed(f"there is no memory to bring object {self.digest} into RAM")
+            raise OutOfMemory(f"there is no memory to bring object {self.digest} into RAM")
         else:
             raise self._unreadable(start)
 

@@ -18,7 +18,7 @@ from registry.rollout import Stamp
 from serving.auth import SERVER, Actor
 from serving.control.operations import Operation
 from serving.control.state_writer import StateWriter
-from serving.control.version_loads import PLANNED
+from serving.control.worker_versions import PLANNED
 from serving.errors import DeadlineExpired, message_of
 
 # Twice what a worker may stay silent: one that hangs is replaced before this is over, and then

@@ -1,4 +1,4 @@
-"""In which order, and how many at once, a start brings back what was loaded."""
+"""In which order, and how many at once, what was loaded comes back: at a start, or later."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from serving.control.state_writer import StateWriter
 # version of a batch answers when all of it is there, so what is large comes alone.
 BATCH_VERSIONS: Final = 32
 BATCH_BYTES: Final = 256 << 20
+_ROUTED: Final = 0
+_ALIASED: Final = 1
 
 
 def restore_batches(writer: StateWriter) -> list[list[Key]]:
@@ -32,13 +34,26 @@ def restore_batches(writer: StateWriter) -> list[list[Key]]:
     return batches
 
 
+def waiting_for_memory(writer: StateWriter) -> list[Key]:
+    """Return what waits for memory and is asked for by name, routed versions first.
+
+    The rest comes back when somebody loads it, or at a start: whoever makes room makes it for
+    something, and that shall find it.
+    """
+    found = [key for key in writer.state.loaded if writer.is_waiting(key)]
+    return sorted(
+        (key for key in found if _rank(writer, key) <= _ALIASED),
+        key=lambda key: (_rank(writer, key), key),
+    )
+
+
 def _rank(writer: StateWriter, key: Key) -> int:
     model = writer.state.model(key[0])
     route = model.route
     if route is not None and route.traffic.weight_of(key[1]):
-        return 0
+        return _ROUTED
     if any(alias.version == key[1] for alias in model.aliases.values()):
-        return 1
+        return _ALIASED
     if route is not None and route.is_previous(key[1]):
         return 2
     return 3

@@ -22,7 +22,7 @@ from registry.lifecycle import State
 from registry.manifest import Json, JsonObject, Manifest
 from registry.model_settings import ModelSettings
 from registry.plan import Change, Check
-from registry.rollout import Stamp
+from registry.rollout import Stamp, in_force
 from registry.store import Store, VersionRecord
 from serving.auth import Actor
 from serving.fleet import Fleet
@@ -105,6 +105,8 @@ class StateWriter:
         model = self.state.model(key[0])
         entry = model.loaded.get(key[1])
         if entry is not None:
+            if self.is_waiting(key):
+                return State.FAILED, model.waiting[key[1]]
             if key in self.restoring:
                 return State.LOADING, "waits to be loaded again after the server's start"
             if key in self.warming:
@@ -155,13 +157,24 @@ class StateWriter:
         """Record something that changes no desired state, such as a clean-up."""
         await self._exclusively(self._record_event(note, after))
 
-    async def announce(self) -> None:
+    async def announce(
+        self, apply: Callable[[DesiredState], DesiredState] = desired.touched
+    ) -> None:
         """Publish the same wanted state as a new generation, for what this process alone knows.
 
         Writes nothing: a server that starts again starts new workers, which know no generation.
-        So a start and its restore need no room on the disk.
+        So a start and its restore need no room on the disk. ``apply`` changes nothing but what is
+        not persisted, or nothing at all.
         """
-        await self._exclusively(self._announce())
+        await self._exclusively(self._announce(apply))
+
+    def is_waiting(self, key: Key) -> bool:
+        """Say whether a wanted version is in no worker because there is no memory for it."""
+        return key[1] in self.state.model(key[0]).waiting
+
+    def is_away(self, key: Key) -> bool:
+        """Say whether a wanted version is in no worker: waiting, or not brought back yet."""
+        return key in self.restoring or self.is_waiting(key)
 
     def target(self) -> Target:
         """Return what every worker shall make true now."""
@@ -175,16 +188,17 @@ class StateWriter:
                 is_serving=entry.is_serving and key not in self.warming,
             )
             for key, entry in sorted(state.loaded.items())
-            if key not in self.restoring
+            if not self.is_away(key)
         )
+        routes = {
+            name: in_force(model.route, model.waiting)
+            for name, model in state.models.items()
+            if model.route is not None
+        }
         return Target(
             generation=state.generation,
             versions=versions,
-            routes={
-                name: model.route.traffic
-                for name, model in state.models.items()
-                if model.route is not None
-            },
+            routes={name: route.traffic for name, route in routes.items()},
             aliases={
                 name: {alias: entry.version for alias, entry in model.aliases.items()}
                 for name, model in state.models.items()
@@ -196,6 +210,9 @@ class StateWriter:
                 name: model.settings
                 for name, model in state.models.items()
                 if model.settings != NO_SETTINGS
+            },
+            slots={
+                name: route.slots for name, route in routes.items() if len(route.traffic.split) > 1
             },
         )
 
@@ -277,9 +294,13 @@ class StateWriter:
         self.swaps += _moved_routes(before, after)
         self.fleet.publish(self.target())
 
-    async def _announce(self) -> None:
-        self.state = desired.touched(self.state)
-        self.fleet.publish(self.target())
+    async def _announce(
+        self, apply: Callable[[DesiredState], DesiredState] = desired.touched
+    ) -> None:
+        after = apply(self.state)
+        if after is not self.state:
+            self.state = after
+            self.fleet.publish(self.target())
 
     async def _commit(self, after: DesiredState, events: Sequence[Event]) -> None:
         await self._log_late()
@@ -385,7 +406,7 @@ def _moved_routes(before: DesiredState, after: DesiredState) -> int:
 
 
 def _facts(model: ModelState) -> JsonObject:
-    ready: list[Json] = [v for v in sorted(model.loaded) if model.loaded[v].is_serving]
+    ready: list[Json] = [v for v in sorted(model.loaded) if model.is_ready(v)]
     failed: JsonObject = {str(version): reason for version, reason in model.failed.items()}
     return {
         "ready": ready,

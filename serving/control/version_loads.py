@@ -11,39 +11,39 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from models.errors import LoadFailed, MemoryExceeded, ModelsError
-from models.memory import mapped_bytes
+from models.errors import LoadFailed, MemoryExceeded, OutOfMemory
 from models.servable import Inspection
 from registry import desired
 from registry.desired import DesiredState, Key
-from registry.errors import Conflict, RegistryError
+from registry.errors import Conflict, OverBudget, RegistryError
 from registry.ident import digest_hex
 from registry.lifecycle import State
 from registry.manifest import Manifest
 from registry.rollout import Stamp
 from serving.auth import SERVER, Actor
-from serving.control.ledger import Ledger, Unload, objects_of
+from serving.control.ledger import Ledger, objects_of
+from serving.control.memory_watch import MemoryWatch
 from serving.control.operations import Operation
 from serving.control.packed_forms import PackedForms
 from serving.control.residency import Residency
 from serving.control.restore_order import restore_batches
 from serving.control.state_writer import Note, StateWriter
-from serving.errors import DeadlineExpired, ServingError, message_of
-from serving.fleet import SERVING, VersionReport
+from serving.control.worker_versions import PLANNED, WorkerVersions
+from serving.errors import DeadlineExpired, message_of
 
 # What an inspection may take beside what is left of the budget: the runtime and numpy at work, and
 # the graph as the parser and the runtime hold it.
 _LEAST_BYTES: Final = 64 << 20
 _GRAPH_FACTOR: Final = 4
-# How much longer than the drain itself an unload waits for the workers to say that it is over.
-DRAIN_GRACE_S: Final = 30.0
-PLANNED: Final = (RegistryError, ModelsError, ServingError)
+WAITING: Final = (
+    "not loaded for lack of memory: {}; it comes back at a start with room for it, or with "
+    "`ramrack load {} {}`"
+)
 _log = logging.getLogger(__name__)
 
 # Blocking: inspects a version in a child process within so many bytes of private memory.
@@ -68,18 +68,24 @@ class VersionLoads:
         self._writer = writer
         self._ledger = ledger
         self._residency = residency
+        self._watch = MemoryWatch(writer, ledger, residency)
+        self._workers = WorkerVersions(
+            writer, ledger, residency, self._watch,
+            load_timeout_s=load_timeout_s, drain_timeout_s=drain_timeout_s,
+        )  # fmt: skip
         self._inspect = inspect
         self._forms = PackedForms(writer, ledger.budget_bytes, self._hold)
         self._inspect_memory_bytes = inspect_memory_bytes
-        self._load_timeout_s = load_timeout_s
-        self._drain_timeout_s = drain_timeout_s + DRAIN_GRACE_S
         self._few_loads = asyncio.Semaphore(concurrent_loads)
         self._one_operation: defaultdict[Key, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self.load_s: dict[Key, float] = {}
+        self.load_s = self._workers.load_s
         self.loads_ended: dict[str, int] = {"succeeded": 0, "failed": 0}
 
     async def load(self, operation: Operation, actor: Actor, reason: str) -> None:
-        """Bring a version to READY, or raise why not and leave it FAILED."""
+        """Bring a version to READY, or raise why not and leave it FAILED.
+
+        One that was loaded before and waits for memory goes on waiting where there is still none.
+        """
         key = (operation.model, operation.version)
         async with self._one_operation[key]:
             if self._writer.status(key)[0] is State.READY:
@@ -88,15 +94,16 @@ class VersionLoads:
             async with self._few_loads:
                 began_s = time.monotonic()
                 try:
-                    if key in self._writer.restoring:
-                        failed = await self._bring_back([key])
-                        for error in failed.values():
+                    if self._writer.is_waiting(key):
+                        await self._load_again(key, Note("load", *key, actor, reason))
+                    elif key in self._writer.restoring:
+                        for error in (await self._bring_back([key])).values():
                             raise error
                     else:
                         await self._load(key, operation, actor, reason)
                 except PLANNED as error:
                     self.loads_ended["failed"] += 1
-                    await self.fail(key, message_of(error), "load_failed", actor)
+                    await self._give_up(key, error, "load_failed", actor)
                     raise
                 finally:
                     self._ledger.unreserve(key)
@@ -112,19 +119,21 @@ class VersionLoads:
             if key[1] in model.loaded or key[1] in model.failed:
                 operation.at("draining", 0.1)
                 note = Note("unload", *key, actor, reason)
-                own = self._ledger.own_objects(key) if key[1] in model.loaded else None
-                await self._take_away(key, note, lambda s, _: desired.unload(s, *key))
-                await self._drained(key)
+                own = self._ledger.own_objects(key) if self._workers.is_held(key) else None
+                await self._workers.take_away(
+                    key, lambda: self._writer.change(lambda s, _: desired.unload(s, *key), note)
+                )
+                await self._workers.drained(key)
                 if own is not None:
-                    await self._measure_unload(key, own)
+                    await self._watch.prove_unload(key, own)
                 return
-            await self._drained(key)
+            await self._workers.drained(key)
 
     async def _load(self, key: Key, operation: Operation, actor: Actor, reason: str) -> None:
         writer, ledger = self._writer, self._ledger
         manifest = writer.record(*key).manifest
         operation.at("looking for room", 0.01)
-        await self._drained(key)
+        await self._workers.drained(key)
         plan = ledger.reserve(key)
         operation.at("verifying", 0.02)
         await self._residency.quietly(
@@ -159,11 +168,11 @@ class VersionLoads:
             return desired.begin_load(state, *key, document)
 
         await writer.change(begin, None)
-        await self._forms.prove(key, await self._loaded(key))
+        await self._forms.prove(key, await self._workers.loaded(key))
         operation.at("switching on", 0.95)
         note = Note("load", *key, actor, reason)
         await writer.change(lambda s, stamp: desired.finish_load(s, *key, stamp), note)
-        await self._loaded(key)
+        await self._workers.loaded(key)
 
     def _least_to_inspect(self, manifest: Manifest) -> int:
         """Return what an inspection may take although the budget leaves less.
@@ -175,6 +184,52 @@ class VersionLoads:
         with contextlib.suppress(FileNotFoundError):
             return _LEAST_BYTES + _GRAPH_FACTOR * path.lstat().st_size
         return _LEAST_BYTES
+
+    async def _load_again(self, key: Key, note: Note) -> None:
+        """Bring back what waited for memory, as a start does, and record that it is loaded."""
+        writer = self._writer
+        await self._workers.drained(key)
+        writer.restoring.add(key)
+        await writer.announce(lambda s: desired.has_memory(s, *key))
+        for error in (await self._bring_back([key])).values():
+            raise error
+        try:
+            # A route that follows the latest version goes on to it.
+            await writer.change(lambda s, stamp: desired.finish_load(s, *key, stamp), note)
+        except RegistryError as error:
+            _log.error("%s/%d is loaded again, which is not recorded: %s", *key, error)
+
+    async def _give_up(self, key: Key, error: Exception, kind: str, actor: Actor) -> None:
+        """Make FAILED what could not be loaded; what is wanted and only lacks memory waits."""
+        is_kept = self._writer.state.model(key[0]).is_kept(key[1])
+        if is_kept and isinstance(error, OverBudget | OutOfMemory):
+            await self._let_wait(key, WAITING.format(error, *key), actor)
+            return
+        _log.error("%s/%d: %s: %s", *key, kind, error)
+        await self.fail(key, message_of(error), kind, actor)
+
+    async def _let_wait(self, key: Key, reason: str, actor: Actor) -> None:
+        """Take a version out until there is memory for it; it stays wanted."""
+        writer = self._writer
+        _log.error("%s/%d is %s", *key, reason)
+
+        def apply(state: DesiredState) -> DesiredState:
+            return desired.wait_for_memory(state, *key, reason)
+
+        async def change() -> None:
+            writer.restoring.discard(key)
+            note = Note("waits_for_memory", *key, actor, reason)
+            try:
+                await writer.change(lambda state, _: apply(state), note)
+            except RegistryError as error:
+                _log.error("%s/%d: that it waits is not recorded: %s", *key, error)
+                await writer.announce(apply)
+
+        await self._workers.take_away(key, change)
+        try:
+            await self._workers.drained(key)
+        except DeadlineExpired as error:
+            _log.warning("%s/%d is not given back yet: %s", *key, error)
 
     async def _bring_back(self, keys: Sequence[Key]) -> dict[Key, Exception]:
         """Load again what was loaded before the start; it is in the state already.
@@ -189,7 +244,7 @@ class VersionLoads:
                     digests = writer.record(*key).manifest.object_digests
                     await self._residency.quietly(writer.store.verify_objects, digests)
                     await self._forms.renew(key, self._inspect)
-                    self._ledger.admit_again(key, writer.restoring)
+                    self._ledger.admit_again(key)
                     await self._hold(key)
                 except PLANNED as error:
                     failed[key] = error
@@ -210,12 +265,12 @@ class VersionLoads:
         """Return those of the versions that the workers do not hold, with the reason."""
         failed: dict[Key, Exception] = {}
         try:
-            reports = await self._settled(self._writer.state.generation, self._load_timeout_s)
+            reports = await self._workers.settled()
         except PLANNED as error:
             return dict.fromkeys(keys, error)
         for key in keys:
             try:
-                await self._forms.prove(key, self._check_loaded(key, reports))
+                await self._forms.prove(key, self._workers.check_loaded(key, reports))
             except PLANNED as error:
                 failed[key] = error
         return failed
@@ -252,8 +307,7 @@ class VersionLoads:
                 late.append(key)
                 self._writer.restoring.add(key)
             elif key in failed:
-                _log.error("%s/%d does not come back: %s", *key, failed[key])
-                await self.fail(key, message_of(failed[key]), "restore_failed", SERVER)
+                await self._give_up(key, failed[key], "restore_failed", SERVER)
                 await self._let_go_unheld(key)
             else:
                 self.load_s[key] = (time.monotonic() - began_s) / len(keys)
@@ -267,7 +321,7 @@ class VersionLoads:
         Does not wait for the workers, for it is one of them that waits for this.
         """
         for key in sorted(self._writer.state.loaded):
-            if key not in self._writer.state.loaded or key in self._writer.restoring:
+            if not self._workers.is_held(key):
                 continue
             try:
                 digests = self._writer.record(*key).manifest.object_digests
@@ -288,7 +342,7 @@ class VersionLoads:
         """Make a version FAILED, and wait until the workers gave it back."""
         try:
             await self.take_out(key, reason, kind, actor)
-            await self._drained(key)
+            await self._workers.drained(key)
         except PLANNED as error:
             # The first failure is the one to tell; this one only delays that memory comes back.
             _log.warning("%s/%d failed and could not be cleared away: %s", *key, error)
@@ -302,98 +356,17 @@ class VersionLoads:
         if key[1] not in present.loaded and present.failed.get(key[1]) == reason:
             return
         note = Note(kind, *key, actor, reason)
-        await self._take_away(key, note, lambda s, stamp: desired.fail(s, *key, reason, stamp))
+        await self._workers.take_away(
+            key, lambda: writer.change(lambda s, stamp: desired.fail(s, *key, reason, stamp), note)
+        )
         writer.restoring.discard(key)
-
-    async def _take_away(
-        self, key: Key, note: Note, apply: Callable[[DesiredState, Stamp], DesiredState]
-    ) -> None:
-        """Change the state so that a version leaves it; its memory counts until it comes back."""
-        writer = self._writer
-        was_held = key in writer.state.loaded and key not in writer.restoring
-        if was_held:
-            self._ledger.leave(key)
-        try:
-            await writer.change(apply, note)
-        except PLANNED:
-            if key not in writer.draining:
-                self._ledger.forget(key)
-            raise
-        if was_held:
-            writer.draining[key] = writer.state.generation
-            self.load_s.pop(key, None)
-
-    async def _measure_unload(self, key: Key, own_objects: frozenset[str]) -> None:
-        """Note what an unload left behind: in each worker's heap, and mapped in any process."""
-        fleet = self._writer.fleet
-        workers = [worker for worker in fleet.workers() if worker.state == SERVING]
-        measured = fleet.unreleased(key)
-        pids = [os.getpid(), *(worker.pid for worker in workers if worker.pid is not None)]
-        try:
-            mapped_bytes = await self._residency.quietly(_still_mapped, pids, own_objects)
-        except OSError as error:
-            why = f"the maps of a worker cannot be read: {error.strerror}"
-            self._ledger.last_unload = Unload(key, None, why)
-            return
-        missing = [worker.slot for worker in workers if worker.slot not in measured]
-        if missing:
-            why = f"the workers in slots {missing} were replaced and did not measure it"
-            self._ledger.last_unload = Unload(key, None, why)
-        else:
-            left_bytes = sum(measured.values()) + mapped_bytes
-            self._ledger.last_unload = Unload(key, left_bytes)
 
     async def _let_go_unheld(self, key: Key) -> None:
         """Unmap a version that a load brought into RAM and that then did not come to be loaded."""
-        if key not in self._writer.state.loaded and key not in self._writer.draining:
+        writer = self._writer
+        is_wanted = key in writer.state.loaded and not writer.is_waiting(key)
+        if not is_wanted and key not in writer.draining:
             await self._residency.release(key)
-
-    async def _drained(self, key: Key) -> None:
-        """Return when no worker holds a version that left the state any more."""
-        generation = self._writer.draining.get(key)
-        if generation is not None:
-            await self._settled(generation, self._drain_timeout_s)
-
-    async def _loaded(self, key: Key) -> VersionReport:
-        """Return when every worker holds the version as the state wants it, or raise why not."""
-        return self._check_loaded(
-            key, await self._settled(self._writer.state.generation, self._load_timeout_s)
-        )
-
-    def _check_loaded(self, key: Key, reports: Mapping[Key, VersionReport]) -> VersionReport:
-        report = reports.get(key)
-        if report is None or key not in self._writer.state.loaded:
-            why = self._writer.state.model(key[0]).failed.get(key[1], "it was taken out meanwhile")
-            raise LoadFailed(why)
-        if report.state != State.READY:
-            raise LoadFailed(report.reason or f"a worker reports it {report.state}")
-        return report
-
-    async def _settled(self, generation: int, timeout_s: float) -> Mapping[Key, VersionReport]:
-        try:
-            reports = await self._writer.fleet.settled(generation, timeout_s)
-        except TimeoutError as error:
-            raise DeadlineExpired(
-                f"the workers did not come to generation {generation} within {timeout_s:g} s"
-            ) from error
-        if generation == self._writer.state.generation:
-            for key, report in reports.items():
-                if report.state == State.READY:
-                    self._ledger.measure(key, report.private_bytes)
-        draining = self._writer.draining
-        await self._clear([key for key, left in draining.items() if left <= generation])
-        return reports
-
-    async def _clear(self, keys: Iterable[Key]) -> None:
-        for key in keys:
-            if self._writer.draining.pop(key, None) is not None:
-                await self._residency.release(key)
-                self._ledger.forget(key)
-
-
-def _still_mapped(pids: Iterable[int], digests: Iterable[str]) -> int:
-    names = {digest_hex(digest) for digest in digests}
-    return sum(mapped_bytes(pid, names) for pid in pids)
 
 
 def _progress(

@@ -10,6 +10,7 @@ import signal
 import socket
 from collections.abc import Sequence
 
+from models.memory import resident_anonymous_bytes
 from serving.web.inherit import LeftWorker
 from serving.workers import messages
 from serving.workers.wire import Wire
@@ -36,6 +37,10 @@ class FormerWorkers:
     def are_serving(self) -> bool:
         """Whether some of them are still there."""
         return any(not end.done() for end in self._ends.values())
+
+    def private_bytes(self) -> int:
+        """Return what they hold for themselves, and give back when they end."""
+        return sum(resident_anonymous_bytes(worker.pid) for worker in self._left)
 
     async def open(self) -> None:
         """Begin to listen to them."""

@@ -115,6 +115,7 @@ def parse_report(document: Mapping[str, Any]) -> Report:
                 reason=str(item["reason"]),
                 load_s=float(item["load_s"]),
                 private_bytes=int(item["private_bytes"]),
+                is_out_of_memory=bool(item["is_out_of_memory"]),
             )
             for item in document["versions"]
         },

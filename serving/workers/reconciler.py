@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from models import priority
-from models.errors import LoadFailed
+from models.errors import LoadFailed, OutOfMemory
 from models.servable import Loader, LoadSpec, Servable
 from models.signature import Signature
 from registry.lifecycle import State
@@ -110,6 +110,7 @@ def snapshot_of(
             versions={n: _view(target, wanted, loaded, failed, (name, n)) for n in sorted(numbers)},
             aliases=dict(target.aliases.get(name, {})),
             route=target.routes.get(name),
+            slots=target.slots.get(name, ()),
         )
     return Snapshot(models=models, generation=target.generation, is_restored=target.is_restored)
 
@@ -289,7 +290,9 @@ class Reconciler(Generic[S]):
             servable, private_bytes = await self._in_thread(self._open, version)
             served = self._build(version, servable)
         except LoadFailed as error:
-            self._fail(key, str(error))
+            self._fail(key, str(error), is_out_of_memory=isinstance(error, OutOfMemory))
+        except MemoryError:
+            self._fail(key, "not enough memory to load it", is_out_of_memory=True)
         except Exception as error:  # noqa: BLE001 - a version's failure must not end the worker
             _log.exception("load failed", extra={"model": key[0], "version": key[1]})
             self._fail(key, f"loading ended with an internal error: {type(error).__name__}")
@@ -317,8 +320,8 @@ class Reconciler(Generic[S]):
             raise
         return servable, self._memory.loaded((version.model, version.version))
 
-    def _fail(self, key: VersionKey, reason: str) -> None:
-        self._reports[key] = VersionReport(State.FAILED, reason)
+    def _fail(self, key: VersionKey, reason: str, *, is_out_of_memory: bool = False) -> None:
+        self._reports[key] = VersionReport(State.FAILED, reason, is_out_of_memory=is_out_of_memory)
 
     def _settle_load(self, version: TargetVersion, served: S) -> None:
         """Keep a version that was loaded, unless a newer target no longer names it."""

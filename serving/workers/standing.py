@@ -44,10 +44,12 @@ def standing(
 def _merged(reports: Sequence[VersionReport]) -> VersionReport:
     """Return how a version stands over all workers: FAILED if any failed it."""
     failed = [report for report in reports if report.state == State.FAILED]
-    first = (failed or reports)[0]
+    # What more memory would not mend is the one to tell.
+    first = min(failed or reports, key=lambda report: report.is_out_of_memory)
     return VersionReport(
         first.state,
         first.reason,
         max(report.load_s for report in reports),
         max(report.private_bytes for report in reports),
+        first.is_out_of_memory,
     )

@@ -107,7 +107,9 @@ def test_d08_the_budget_counts_every_worker_and_names_what_could_go(server: Runn
     (candidate,) = answer.json()["plan"]["would_evict"]
     assert (candidate["model"], candidate["version"]) == ("keep", idle)
     assert candidate["frees_bytes"] >= 24 * MIB
-    assert f"unload keep/{idle} or raise" in answer.json()["error"]
+    assert (
+        f"unload keep/{idle} (gives {candidate['frees_bytes']}) or raise" in answer.json()["error"]
+    )
     plan = server.expect(server.admin("POST", f"/admin/v1/models/new/versions/{new}:plan"))
     assert (plan["fits"], plan["fits_after_evicting"]) == (False, True)
     server.expect(unload(server, "keep", idle))

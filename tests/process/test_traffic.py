@@ -20,6 +20,7 @@ from onnx import TensorProto, helper
 from models.servable import Inspection
 from models.signature import Signature, TensorSpec
 from registry.manifest import Manifest
+from registry.slots import Slots, first_slots, moved_slots
 from registry.traffic import Share, Traffic
 from serving.metrics.page import MetricsMemory
 from serving.metrics.reading import VersionNumbers, find_block
@@ -69,13 +70,17 @@ class Fleet:
         self._port = port
         self._versions = tuple(version(number, objects) for number in (1, 2, 3))
         self._generation = 0
+        self._slots: Slots = ()
 
     async def route(self, *weights: int, shadow: Sequence[int] = ()) -> None:
-        """Split over versions 1 and 2; return when every worker has taken it."""
+        """Split over versions 1, 2 and so on; return when every worker has taken it."""
         self._generation += 1
         shares = tuple(Share(i + 1, weight) for i, weight in enumerate(weights))
         routes = {"m": Traffic(shares, tuple(shadow))}
-        self.supervisor.publish(Target(self._generation, self._versions, routes))
+        self._slots = moved_slots(self._slots, shares) if self._slots else first_slots(shares)
+        self.supervisor.publish(
+            Target(self._generation, self._versions, routes, slots={"m": self._slots})
+        )
         standing = await self.supervisor.settled(self._generation, 60)
         assert {report.state for report in standing.values()} == {"READY"}
 
@@ -160,6 +165,13 @@ async def test_two_workers_keep_a_split_and_the_keys_of_it(tmp_path: Path) -> No
         # A fifth of 240 keys must move; the keys are fixed, and so is how they fall.
         assert moved.keys() == {(1, 2)}
         assert abs(moved[1, 2] - 48) <= 12
+        await it.route(60, 30, 10)
+        third = await it.ask(KEYS)
+        moved = Counter((a, b) for a, b in zip(after, third, strict=True) if a != b)
+        assert moved.keys() == {(1, 3)}
+        assert abs(moved[1, 3] - 24) <= 12
+        await it.route(70, 30)
+        assert await it.ask(KEYS) == after
 
 
 async def test_a_shadow_is_compared_and_never_answers(tmp_path: Path) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from registry import budget, desired, plan, state_document
+from registry import budget, desired, plan, rollout, state_document
 from registry.budget import Footprint
 from registry.desired import DesiredState
 from registry.errors import Conflict, NotFound, OverBudget, RegistryError
@@ -25,6 +26,7 @@ MODELS = st.sampled_from(["m", "n"])
 VERSIONS = st.integers(1, 6)
 ALIASES = st.sampled_from(["a", "b"])
 BUDGET_BYTES = 60
+WORKERS = 2
 WHOLE = 100
 
 
@@ -56,6 +58,9 @@ class Model:
     def is_ready(self, version: int) -> bool:
         return self.states.get(version) == "READY"
 
+    def is_kept(self, version: int) -> bool:
+        return self.states.get(version) in ("READY", "WAITING")
+
     def ready(self) -> list[int]:
         return [version for version in self.states if self.is_ready(version)]
 
@@ -64,7 +69,7 @@ class Model:
 
     def move(self, traffic: Traffic, *, is_latest: bool = False) -> None:
         if self.traffic not in (None, traffic):
-            self.previous = remaining(self.traffic, self.is_ready)
+            self.previous = remaining(self.traffic, self.is_kept)
         self.set(traffic, is_latest=is_latest)
 
     def set(self, traffic: Traffic, *, is_latest: bool) -> None:
@@ -74,22 +79,32 @@ class Model:
             self.previous = None
 
     def fail(self, version: int) -> None:
-        was_ready = self.is_ready(version)
+        was_kept = self.is_kept(version)
         self.states[version] = "FAILED"
-        if self.traffic is None or not was_ready:
+        if self.traffic is None or not was_kept:
             return
         if self.previous is not None:
-            self.previous = remaining(self.previous, self.is_ready)
+            self.previous = remaining(self.previous, self.is_kept)
         if version in self.traffic.shadow:
             left = tuple(v for v in self.traffic.shadow if v != version)
             self.set(Traffic(self.traffic.split, left), is_latest=self.is_latest)
         elif version in self.traffic.versions:
-            goal = self.previous or remaining(self.traffic, self.is_ready)
+            goal = self.previous and remaining(self.previous, self.is_ready)
+            goal = goal or remaining(self.traffic, self.is_ready) or self.previous
+            goal = goal or remaining(self.traffic, self.is_kept)
             if goal is not None:
                 self.previous = None
                 self.set(goal, is_latest=False)
         elif self.previous == self.traffic:
             self.previous = None
+
+    def rank(self, version: int) -> int:
+        """Say who gets memory first at a start."""
+        if self.traffic is not None and self.traffic.weight_of(version):
+            return 0
+        if version in self.aliases.values():
+            return 1
+        return 2 if self.previous is not None and version in self.previous.versions else 3
 
     def is_held(self, version: int) -> bool:
         named = {*self.aliases.values()}
@@ -105,6 +120,8 @@ class DesiredMachine(RuleBasedStateMachine):
     def begin_empty(self) -> None:
         self.state = DesiredState()
         self.seq = 0
+        self.budget_bytes = BUDGET_BYTES
+        self.grown: dict[tuple[str, int], int] = {}
         self.models = {"m": Model(), "n": Model()}
         self.stored: dict[str, set[int]] = {"m": set(), "n": set()}
         for version in range(1, 5):
@@ -143,7 +160,8 @@ class DesiredMachine(RuleBasedStateMachine):
     def publish(self, name, version):
         model = self.models[name]
         self.stored[name].add(version)
-        states = {v: State(model.states.get(v, "UNLOADED")) for v in self.stored[name]}
+        shown = {**model.states, **dict.fromkeys(self.state.model(name).waiting, "FAILED")}
+        states = {v: State(shown.get(v, "UNLOADED")) for v in self.stored[name]}
         for old in plan.expired(self.state.model(name), name, states, version):
             assert old not in model.states
             assert not model.is_held(old)
@@ -155,21 +173,47 @@ class DesiredMachine(RuleBasedStateMachine):
         if version not in self.stored[name]:
             return
         model = self.models[name]
-        allowed = model.states.get(version) not in ("READY", "LOADING")
-        held = self.footprints()
-        if allowed:
-            try:
-                budget.admit(BUDGET_BYTES, held, (name, version), self.footprint(name, version), 2)
-            except OverBudget:
-                return
+        allowed = model.states.get(version) not in ("READY", "LOADING", "WAITING")
+        if allowed and not self.is_admitted((name, version)):
+            return
         change = lambda: desired.begin_load(self.state, name, version, {"v": version})  # noqa: E731
         if self.attempt(allowed, change):
             model.states[version] = "LOADING"
 
+    def is_admitted(self, key) -> bool:
+        """Ask the budget as a load does, and hold its answer to a sum made here."""
+        held, new = self.footprints(), self.footprint(*key)
+        held.pop(key, None)
+        before, after = self.taken(held), self.taken({**held, key: new})
+        found = budget.plan(self.budget_bytes, held, key, new, WORKERS)
+        assert found.fits == (after <= self.budget_bytes)
+        assert found.over_bytes == max(0, before - self.budget_bytes)
+        assert found.needs_bytes == after - before
+        if found.fits:
+            assert budget.admit(self.budget_bytes, held, key, new, WORKERS) == found
+            return True
+        with pytest.raises(OverBudget):
+            budget.admit(self.budget_bytes, held, key, new, WORKERS)
+        return False
+
+    def taken(self, held: dict[tuple[str, int], Footprint]) -> int:
+        """Count every byte by itself: objects once, private memory for each worker."""
+        objects = {digest: size for item in held.values() for digest, size in item.objects.items()}
+        private = sum(item.private_bytes_per_worker or 0 for item in held.values())
+        return sum(objects.values()) + WORKERS * private
+
+    @rule(name=MODELS, version=VERSIONS, more=st.integers(1, 20))
+    def measure(self, name, version, more):
+        """Workers find that a version takes more than was estimated; nobody goes for it."""
+        if self.models[name].is_ready(version):
+            self.grown[name, version] = self.grown.get((name, version), 0) + more
+
     @rule(name=MODELS, version=VERSIONS)
     def finish(self, name, version):
         model = self.models[name]
-        allowed = model.states.get(version) in ("READY", "LOADING")
+        allowed = model.states.get(version) in ("READY", "LOADING", "WAITING")
+        if model.states.get(version) == "WAITING" and not self.is_admitted((name, version)):
+            return
         change = lambda: desired.finish_load(self.state, name, version, self.stamp())  # noqa: E731
         if self.attempt(allowed, change):
             model.states[version] = "READY"
@@ -304,7 +348,7 @@ class DesiredMachine(RuleBasedStateMachine):
         if is_same and model.may_route(old[0]):
             model.traffic, model.previous, model.is_latest = old
             if model.previous is not None:
-                model.previous = remaining(model.previous, model.is_ready)
+                model.previous = remaining(model.previous, model.is_kept)
             if model.previous == model.traffic:
                 model.previous = None
 
@@ -330,18 +374,46 @@ class DesiredMachine(RuleBasedStateMachine):
         if value is not None:
             self.models[name].settings[key] = value
 
-    @rule()
-    def restart(self):
-        self.state = state_document.parse(
-            json.loads(json.dumps(state_document.to_json(self.state)))
-        )
+    @rule(name=MODELS, data=st.data())
+    def finish_again(self, name, data):
+        """What is in memory, or waits for it, is most often what is loaded next."""
+        if self.state.model(name).loaded:
+            self.finish(name, data.draw(st.sampled_from(sorted(self.state.model(name).loaded))))
+
+    @rule(budget_bytes=st.sampled_from([12, 25, BUDGET_BYTES]))
+    def restart(self, budget_bytes):
+        """A crash and a start: loads under way are lost, what there is no memory for waits."""
+        before = self.state
+        self.state = state_document.parse(json.loads(json.dumps(state_document.to_json(before))))
+        self.budget_bytes, self.grown = budget_bytes, {}
+        wanted = []
+        for name, model in self.models.items():
+            assert self.state.model(name).route == before.model(name).route
+            for version, state in list(model.states.items()):
+                if state == "LOADING":
+                    self.fail(name, version)
+                elif state != "FAILED":
+                    # Nothing is in memory before it is brought back.
+                    model.states[version] = "WAITING"
+                    wanted.append((model.rank(version), name, version))
+        for _, name, version in wanted:
+            self.state = desired.wait_for_memory(self.state, name, version, "why")
+        for _, name, version in sorted(wanted):
+            if self.is_admitted((name, version)):
+                self.state = desired.has_memory(self.state, name, version)
+                self.models[name].states[version] = "READY"
 
     def footprint(self, name: str, version: int) -> Footprint:
         """Versions of equal parity share a weight."""
-        return Footprint({f"shared {version % 2}": 5, f"{name}{version}": version}, 1)
+        private_bytes = 1 + self.grown.get((name, version), 0)
+        return Footprint({f"shared {version % 2}": 5, f"{name}{version}": version}, private_bytes)
 
     def footprints(self) -> dict[tuple[str, int], Footprint]:
-        return {key: self.footprint(*key) for key in self.state.loaded}
+        return {
+            (name, version): self.footprint(name, version)
+            for name, version in self.state.loaded
+            if version not in self.state.model(name).waiting
+        }
 
     @invariant()
     def state_is_as_the_model_says(self):
@@ -349,6 +421,8 @@ class DesiredMachine(RuleBasedStateMachine):
             state = self.state.model(name)
             names = {True: "READY", False: "LOADING"}
             states = {v: names[entry.is_serving] for v, entry in state.loaded.items()}
+            states |= dict.fromkeys(state.waiting, "WAITING")
+            assert state.latest == max(model.ready(), default=None)
             assert states | dict.fromkeys(state.failed, "FAILED") == model.states
             assert {a: entry.version for a, entry in state.aliases.items()} == model.aliases
             assert state.settings == ModelSettings(**model.settings)
@@ -360,18 +434,35 @@ class DesiredMachine(RuleBasedStateMachine):
             assert present == (model.traffic, model.previous, model.is_latest)
 
     @invariant()
-    def route_names_what_answers_and_previous_is_ready(self):
+    def route_names_what_answers_and_previous_is_kept(self):
         for model in self.models.values():
             if model.traffic is not None:
                 answering = [model.states.get(share.version) for share in model.traffic.split]
                 # Only where nothing else was left does a route go on naming what cannot answer.
-                assert set(answering) == {"READY"} or len(answering) == 1
-                assert all(map(model.is_ready, model.traffic.shadow))
+                assert set(answering) <= {"READY", "WAITING"} or len(answering) == 1
+                assert all(map(model.is_kept, model.traffic.shadow))
                 assert sum(share.weight for share in model.traffic.split) == WHOLE
             if model.previous is not None:
                 assert sum(share.weight for share in model.previous.split) == WHOLE
-                assert model.may_route(model.previous)
+                assert all(map(model.is_kept, model.previous.versions))
                 assert model.previous != model.traffic
+
+    @invariant()
+    def workers_route_to_what_is_in_memory_with_the_slots_of_its_weights(self):
+        for name, model in self.models.items():
+            state = self.state.model(name)
+            if state.route is None:
+                continue
+            route = rollout.in_force(state.route, state.waiting)
+            is_there = [model.is_ready(share.version) for share in route.traffic.split]
+            assert all(is_there) or route.traffic == state.route.traffic
+            for split, slots in (
+                (state.route.traffic.split, state.route.slots),
+                (route.traffic.split, route.slots),
+                (state.route.previous.split if state.route.previous else (),
+                 state.route.previous_slots),
+            ):  # fmt: skip
+                assert Counter(slots) == {share.version: share.weight for share in split}
 
     @invariant()
     def holders_are_named_exactly_where_something_holds(self):
@@ -381,8 +472,15 @@ class DesiredMachine(RuleBasedStateMachine):
                 assert bool(holders) == model.is_held(version)
 
     @invariant()
-    def reservations_stay_within_the_budget(self):
-        assert budget.committed_bytes(self.footprints(), 2) <= BUDGET_BYTES
+    def only_what_was_measured_later_stands_over_the_budget(self):
+        held = self.footprints()
+        found = budget.excess(self.budget_bytes, held, WORKERS, held)
+        assert found.committed_bytes == self.taken(held)
+        assert found.over_bytes <= WORKERS * sum(self.grown.get(key, 0) for key in held)
+        left = {key: item for key, item in held.items()
+                if key not in {each.key for each in found.would_evict}}  # fmt: skip
+        assert self.taken(left) <= self.budget_bytes
+        assert self.taken(held) - self.taken(left) == sum(e.frees_bytes for e in found.would_evict)
 
 
 DesiredMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from registry.errors import NotFound, NotReady
 from registry.lifecycle import State
 from registry.serving_map import Handle, ModelView, ServingMap, Snapshot, VersionView
+from registry.slots import Slots, moved_slots
 from registry.split import Split
 from registry.traffic import WEIGHT_SUM, Share, Traffic
 
@@ -39,6 +40,7 @@ class ServingMapMachine(RuleBasedStateMachine):
         self.generation = 0
         self.states: dict[int, State] = {}
         self.route: Traffic | None = None
+        self.slots: Slots = (1,) * WEIGHT_SUM
         self.alias: int | None = None
         self.targets: dict[int, object] = {}
         self.held: list[Handle[object]] = []
@@ -69,7 +71,10 @@ class ServingMapMachine(RuleBasedStateMachine):
             v: VersionView("m", v, state, "reason", "digest", {}, self.targets.get(v))
             for v, state in states.items()
         }
-        model = ModelView("m", views, {} if alias is None else {"stable": alias}, route)
+        slots = moved_slots(self.slots, route.split) if route is not None else ()
+        self.slots = slots or self.slots
+        aliases = {} if alias is None else {"stable": alias}
+        model = ModelView("m", views, aliases, route, slots)
         self.map.replace(Snapshot({"m": model}, self.generation, is_restored=True))
 
     def meant(self, selector: int | str | None, key: bytes | None) -> set[int]:
@@ -87,7 +92,7 @@ class ServingMapMachine(RuleBasedStateMachine):
         members = {share.version for share in self.route.split}
         if key is None or len(members) == 1:
             return members
-        return {Split("m", self.route.split, (), 0).version_of(key)}
+        return {Split("m", self.route.split, (), 0, self.slots).version_of(key)}
 
     @rule(selector=selectors, key=keys)
     def acquire(self, selector: int | str | None, key: bytes | None) -> None:

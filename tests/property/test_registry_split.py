@@ -1,14 +1,18 @@
-"""The turns of a split against their weights, over every window and any mix of workers."""
+"""Turns of a split against their weights in every window; keys against what a change must move."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from registry.rollout import Stamp, backed, moved
+from registry.slots import first_slots, moved_slots
 from registry.split import Split
-from registry.traffic import WEIGHT_SUM, Share
+from registry.traffic import WEIGHT_SUM, Share, Traffic
 
 WINDOW = 1000
 # The exact discrepancies of the golden rotation: of 1,000 points, and the most of any fewer.
@@ -20,9 +24,28 @@ positions = st.integers(0, 2**64 - 1)
 @st.composite
 def weights(draw: st.DrawFn) -> list[Share]:
     """Draw two to six weights that sum to 100."""
-    cuts = draw(st.lists(st.integers(1, WEIGHT_SUM - 1), min_size=1, max_size=5, unique=True))
-    ends = [0, *sorted(cuts), WEIGHT_SUM]
-    return [Share(n, ends[n] - ends[n - 1]) for n in range(1, len(ends))]
+    return weights_of(draw, range(1, 7), 2)
+
+
+def weights_of(draw: st.DrawFn, versions: Sequence[int], least: int) -> list[Share]:
+    """Draw weights for at least so many of the versions."""
+    cuts = st.lists(
+        st.integers(1, WEIGHT_SUM - 1),
+        min_size=least - 1, max_size=len(versions) - 1, unique=True,
+    )  # fmt: skip
+    ends = [0, *sorted(draw(cuts)), WEIGHT_SUM]
+    return [Share(versions[n], ends[n + 1] - ends[n]) for n in range(len(ends) - 1)]
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[Traffic]:
+    """Draw what a route is set to, one after the other: one to six of eight versions each time."""
+
+    def traffic() -> Traffic:
+        versions = draw(st.permutations(range(1, 9)))[:6]
+        return Traffic(tuple(weights_of(draw, sorted(versions), 1)))
+
+    return [traffic() for _ in range(draw(st.integers(2, 8)))]
 
 
 def turns(shares: list[Share], position: int, count: int) -> list[int | None]:
@@ -72,3 +95,50 @@ def test_a_caller_with_a_rhythm_gets_its_share_too(
     for share in shares:
         wanted = share.weight * WINDOW / WEIGHT_SUM
         assert abs(made.count(share.version) - wanted) <= 20
+
+
+@settings(max_examples=150, deadline=None)
+@given(history=histories())
+def test_a_change_moves_just_the_slots_that_it_must(history: list[Traffic]) -> None:
+    """Each version has its weight in slots, and what moved is what the weights grew by together."""
+    slots = first_slots(history[0].split)
+    for before, after in pairwise(history):
+        former, slots = slots, moved_slots(slots, after.split)
+        assert Counter(slots) == {share.version: share.weight for share in after.split}
+        pairs = [(old, new) for old, new in zip(former, slots, strict=True) if old != new]
+        grown = {s.version: s.weight - before.weight_of(s.version) for s in after.split}
+        assert len(pairs) == sum(max(0, points) for points in grown.values())
+        assert all(grown[new] > 0 >= grown.get(old, 0) for old, new in pairs)
+        assert moved_slots(former, after.split) == slots
+
+
+@settings(max_examples=150, deadline=None)
+@given(history=histories(), failing=st.integers(1, 8))
+def test_the_way_back_gives_every_slot_back(history: list[Traffic], failing: int) -> None:
+    """A route that goes back to what it came from meets each key's former version, moving least."""
+    route = None
+    for seq, traffic in enumerate(history):
+        before, route = route, moved(route, traffic, Stamp(seq, "t", "who"))
+    assert before is not None
+    route = backed(route, lambda version: version != failing)
+    assert Counter(route.slots) == {share.version: share.weight for share in route.traffic.split}
+    if route.previous is None:
+        assert route.previous_slots == ()
+        return
+    back = moved(route, route.previous, Stamp(99, "t", "who"))
+    if failing not in before.traffic.versions and before.traffic != route.traffic:
+        assert back.slots == before.slots
+    assert Counter(back.slots) == {share.version: share.weight for share in back.traffic.split}
+    assert moved(back, route.traffic, Stamp(100, "t", "who")).slots == route.slots
+
+
+@settings(max_examples=60, deadline=None)
+@given(shares=weights(), keys=st.lists(st.binary(max_size=256), max_size=40))
+def test_a_slot_is_as_wide_as_any_other(shares: list[Share], keys: list[bytes]) -> None:
+    """Who has the upper slots has no more keys for it: reversed slots give reversed sides."""
+    slots = first_slots(shares)
+    numbered = Split("m", shares, (), 0, range(WEIGHT_SUM))
+    split = Split("m", shares, (), 0, slots)
+    assert [split.version_of(key) for key in keys] == [
+        slots[numbered.version_of(key)] for key in keys
+    ]

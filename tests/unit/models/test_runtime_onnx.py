@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from models.errors import InputRefused, LoadFailed, RunFailed, RunTerminated
+from models.errors import InputRefused, LoadFailed, OutOfMemory, RunFailed, RunTerminated
 from models.memory import anonymous_bytes, trim
 from models.runtime.onnx import OnnxServable
 from models.runtime.ort_errors import clean, run_error
@@ -165,6 +165,21 @@ class TestFaults:
         with pytest.raises(RunFailed, match="not enough memory"):
             servable.run({"x": np.array([10**6, 10**6])})
         assert servable.run({"x": np.array([1, 2])})[0].shape == (1, 2)
+
+    def test_memory_that_is_not_there_at_a_load_is_told_from_damage(self, shelf: Shelf) -> None:
+        """A graph whose first run takes terabytes: with them it would load."""
+        model = graphs.build(
+            [
+                helper.make_node("ConstantOfShape", ["shape"], ["zeros"]),
+                helper.make_node("Add", ["x", "zeros"], ["y"]),
+            ],
+            [graphs.value("x", TensorProto.FLOAT, (1, 1))],
+            [graphs.value("y", TensorProto.FLOAT, ("A", "B"))],
+            [graphs.weights("shape", np.array([10**6, 10**6]))],
+        )
+        digest = shelf.put(model)
+        with pytest.raises(OutOfMemory, match="warm-up failed: not enough memory"):
+            shelf.load(digest)
 
     def test_messages_hold_no_place_of_any_machine(self) -> None:
         """Source files, functions and paths are taken out, the reason stays."""

@@ -8,7 +8,7 @@ from registry import budget
 from registry.budget import Footprint
 from registry.errors import OverBudget
 
-A, B = ("m", 1), ("m", 2)
+A, B, C, D = ("m", 1), ("m", 2), ("m", 3), ("n", 1)
 
 
 def test_weights_count_once_and_private_memory_once_a_worker():
@@ -52,7 +52,8 @@ def test_admission_is_exact_at_the_limit(limit, fits):
     with pytest.raises(OverBudget, match="needs 41 bytes") as caught:
         budget.admit(limit, held, B, new, workers=2)
     assert caught.value.plan == {
-        "needs_bytes": 41, "free_bytes": 40, "fits": False, "object_bytes": 101, "new_bytes": 1,
+        "needs_bytes": 41, "free_bytes": 40, "over_bytes": 0, "fits": False,
+        "object_bytes": 101, "new_bytes": 1,
         "private_bytes_per_worker": 20, "workers": 2, "is_estimated": False, "reason": "",
         "would_evict": [], "fits_after_evicting": False,
     }  # fmt: skip
@@ -80,15 +81,41 @@ def test_plan_of_what_is_held_needs_nothing():
 
 
 def test_budget_that_is_overdrawn_has_nothing_free():
-    """A smaller budget after a restart never shows negative room."""
+    """Nothing more is admitted, and the advice frees what is over, too."""
+    held = {A: Footprint({"x": 100}, 0), C: Footprint({"y": 60}, 0)}
+
+    plan = budget.plan(50, held, B, Footprint({"n": 1}, 0), workers=1, evictable=[A, C])
+
+    assert (plan.free_bytes, plan.over_bytes, plan.needs_bytes, plan.fits) == (0, 110, 1, False)
+    assert [item.key for item in plan.would_evict] == [A, C]
+    assert plan.fits_after_evicting
+    nothing = budget.plan(50, held, B, Footprint({}, 0), workers=1)
+    assert (nothing.needs_bytes, nothing.fits) == (0, False)
+    with pytest.raises(OverBudget, match=r"takes 110 more than the budget of 50: unload m/1"):
+        budget.admit(50, held, B, Footprint({"n": 1}, 0), workers=1, evictable=[A])
+
+
+def test_what_is_held_is_no_new_load_however_far_the_budget_is_exceeded():
+    """A plan of a loaded version needs nothing and fits."""
     held = {A: Footprint({"x": 100}, 0)}
 
-    plan = budget.plan(50, held, B, Footprint({}, 0), workers=1)
+    plan = budget.plan(50, held, A, held[A], workers=1)
 
-    assert (plan.free_bytes, plan.fits) == (0, True)
+    assert (plan.needs_bytes, plan.over_bytes, plan.fits) == (0, 0, True)
 
 
-C, D = ("m", 3), ("n", 1)
+def test_an_excess_names_sizes_and_what_an_unload_gives():
+    """What is over, and what would bring it back within the budget, the largest first."""
+    held = {A: Footprint({"x": 100}, 5), B: Footprint({"x": 100, "z": 30}, 0)}
+
+    found = budget.excess(120, held, 2, evictable=[B])
+
+    assert (found.committed_bytes, found.over_bytes) == (140, 20)
+    assert found.way_out == "unload m/2 (gives 30) or raise memory_budget"
+    assert budget.excess(140, held, 2, [A, B]).to_json() == {
+        "committed_bytes": 140, "budget_bytes": 140, "over_bytes": 0, "would_evict": [],
+    }  # fmt: skip
+    assert "(not enough by itself)" in budget.excess(10, held, 2, [A]).way_out
 
 
 def test_what_to_unload_is_the_largest_first_and_no_more_than_needed():
@@ -121,7 +148,9 @@ def test_what_the_new_version_needs_itself_is_not_given_back():
     """An unload of a version that shares its weights with the new one frees nothing of them."""
     held = {A: Footprint({"x": 100}, 5)}
 
-    with pytest.raises(OverBudget, match=r"unload m/1 \(not enough by itself\) or raise") as caught:
+    with pytest.raises(
+        OverBudget, match=r"unload m/1 \(gives 5\) \(not enough by itself\) or raise"
+    ) as caught:
         budget.admit(110, held, D, Footprint({"x": 100, "n": 50}, 0), 1, evictable=[A])
 
     assert caught.value.plan["would_evict"] == [{"model": "m", "version": 1, "frees_bytes": 5}]

@@ -9,7 +9,7 @@ import pytest
 from registry import state_document
 from registry.desired import Alias
 from registry.errors import InvalidInput
-from registry.traffic import Traffic
+from registry.traffic import Share, Traffic
 
 # Written by the release whose routes were one version each; not to be changed.
 FORMAT_1 = """
@@ -51,7 +51,7 @@ def test_document_of_format_1_opens_as_what_it_said():
     assert [event["seq"] for event in state.last_events] == [7]
     assert state.model("search").route is None
     document = state_document.to_json(state)
-    assert document["format"] == 2
+    assert document["format"] == 3
     assert state_document.parse(json.loads(json.dumps(document))) == state
 
 
@@ -89,8 +89,50 @@ def test_damaged_document_of_format_1_is_refused_by_name(path, says):
     assert says in str(caught.value)
 
 
-@pytest.mark.parametrize("version", [0, 3, True, "1", None])
+@pytest.mark.parametrize("version", [0, 4, True, "1", None])
 def test_document_of_another_format_is_refused(version):
     """A later release's state is not guessed at."""
-    with pytest.raises(InvalidInput, match=r"state\.format: .* use 1 to 2"):
+    with pytest.raises(InvalidInput, match=r"state\.format: .* use 1 to 3"):
         state_document.parse({**json.loads(FORMAT_1), "format": version})
+
+
+# Written by the release that chose the version of a routing key by the weights alone.
+FORMAT_2 = """
+{"format": 2, "generation": 9,
+ "models": {
+  "fraud": {
+   "loaded": {"1": {"inspection": {}, "is_serving": true},
+              "2": {"inspection": {}, "is_serving": true}},
+   "failed": {}, "aliases": {}, "settings": {"values": {"queue_rows": 7}, "seq": 2},
+   "route": {"split": [{"version": 1, "weight": 90}, {"version": 2, "weight": 10}],
+     "shadow": [], "latest": false,
+     "previous": {"split": [{"version": 1, "weight": 100}], "shadow": []},
+     "history": [
+      {"seq": 7, "time": "2026-01-02T00:00:00.000Z", "who": "ci", "reason": "canary",
+       "split": [{"version": 1, "weight": 90}, {"version": 2, "weight": 10}], "shadow": [],
+       "latest": false}]}}},
+ "last_events": []}
+"""
+
+
+def test_document_of_format_2_opens_with_the_slots_of_a_new_split():
+    """The split, what it came from and the settings are there; keys have slots from now on."""
+    state = state_document.parse(json.loads(FORMAT_2))
+
+    route = state.model("fraud").route
+    assert route.traffic == Traffic((Share(1, 90), Share(2, 10)))
+    assert (route.slots, route.previous_slots) == ((1,) * 90 + (2,) * 10, (1,) * 100)
+    assert state.model("fraud").settings.queue_rows == 7
+    document = json.loads(json.dumps(state_document.to_json(state)))
+    assert document["models"]["fraud"]["route"]["previous_slots"] == []
+    assert state_document.parse(document) == state
+
+
+@pytest.mark.parametrize("slots", [[1] * 100, [1] * 90, 5, ["1"] * 100, [True] * 90 + [2] * 10])
+def test_slots_that_are_not_those_of_the_split_are_refused(slots):
+    """What a version has in slots is its weight, or the document is damaged."""
+    document = state_document.to_json(state_document.parse(json.loads(FORMAT_2)))
+    document["models"]["fraud"]["route"]["slots"] = slots
+
+    with pytest.raises(InvalidInput, match=r"state\.models\.fraud\.route\.slots: must "):
+        state_document.parse(document)

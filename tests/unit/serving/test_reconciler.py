@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from models.errors import LoadFailed
+from models.errors import LoadFailed, OutOfMemory
 from models.servable import Array, Inspection, LoadSpec, Servable
 from models.signature import Signature, TensorSpec
 from registry.errors import NotReady
@@ -251,6 +251,18 @@ async def test_a_failed_load_leaves_the_others_serving() -> None:
         it.map.acquire("b", 1).release()
         with pytest.raises(NotReady, match="FAILED: no such operator: Foo"):
             it.map.acquire("a", 1)
+
+
+@pytest.mark.parametrize("error", [OutOfMemory("not enough memory to load it"), MemoryError()])
+async def test_a_lack_of_memory_is_told_from_damage(error: Exception) -> None:
+    """The report says so apart, so that the version may wait instead of being given up."""
+    async with worker() as it:
+        it.loader.errors[A1] = error
+        it.loader.errors[B1] = LoadFailed("no such operator: Foo")
+        report = await it.holds(target(1, version(A1), version(B1)))
+        assert report.versions[A1].reason == "not enough memory to load it"
+        assert report.versions[A1].is_out_of_memory
+        assert not report.versions[B1].is_out_of_memory
 
 
 async def test_an_unplanned_error_of_a_loader_fails_the_version_only() -> None:

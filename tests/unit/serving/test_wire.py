@@ -171,5 +171,11 @@ def test_a_hello_survives_the_wire() -> None:
 
 def test_a_report_survives_the_wire() -> None:
     """Versions and their figures come out of JSON as they went in."""
-    report = Report(7, {("fraud", 3): VersionReport("FAILED", "no such operator", 0.25, 4096)})
+    report = Report(
+        7,
+        {
+            ("fraud", 3): VersionReport("FAILED", "no such operator", 0.25, 4096),
+            ("fraud", 4): VersionReport("FAILED", "no memory", is_out_of_memory=True),
+        },
+    )
     assert messages.parse_report(orjson.loads(orjson.dumps(report.to_json()))) == report

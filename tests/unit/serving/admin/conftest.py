@@ -44,6 +44,7 @@ class FakeFleet:
     def __init__(self) -> None:
         self.targets: list[Target] = []
         self.refused: dict[VersionKey, str] = {}
+        self.without_memory: set[VersionKey] = set()
         self.private_bytes: dict[VersionKey, int] = {}
         self.left_bytes: dict[VersionKey, Mapping[int, int]] = {}
         self.is_stuck = False
@@ -92,6 +93,8 @@ class FakeFleet:
         self.replaced.append(slot)
 
     def _report(self, key: VersionKey) -> VersionReport:
+        if key in self.without_memory:
+            return VersionReport("FAILED", "not enough memory to load it", is_out_of_memory=True)
         if key in self.refused:
             return VersionReport("FAILED", self.refused[key])
         return VersionReport("READY", "", 0.1, self.private_bytes.get(key, 0))

@@ -608,7 +608,7 @@ async def test_start_without_the_state_that_was_removed_by_hand_is_refused(world
 
 
 async def test_restart_within_a_smaller_budget_keeps_what_fits(world):
-    """What does not fit any more is FAILED; the routed version comes first."""
+    """What does not fit any more waits for memory; the routed version comes first."""
     await world.push("m", b"one", b"a" * 600)
     await world.push("m", b"two", b"b" * 600)
     await world.load("m", 1)
