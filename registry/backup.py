@@ -84,33 +84,45 @@ def back_up(
     StoreFull, StoreFailed.
     """
     snapshots.check_keep(keep)
-    layout.check_format(store)
-    _check_apart(store, target)
     files = files or Files()
     with (
-        snapshots.disk_errors("the backup"),
-        SnapshotFolder.claim(target, files) as folder,
+        snapshots.named("backup", store, target),
+        snapshots.disk_errors("the backup", target),
     ):
-        for _ in range(_READINGS):
-            draft = folder.begin()
-            taken = utc_now()
-            stamps = _copy_records(store, draft, files)
-            copied = _Copied()
-            needed = Snapshot(int(draft.name), draft, taken, ()).digests()
-            missing = _copy_objects(
-                store, folder, sorted(needed), files, is_thorough, copied, progress
-            )
-            # An object that went with its version while others were copied is no loss.
-            if missing and _stamps(store) != stamps:
-                folder.abandon(draft)
-                continue
-            snapshot = folder.complete(draft, taken, missing)
-            freed_bytes = folder.prune(keep)
-            return BackupReport(
-                snapshot.number, taken, copied.objects, copied.object_bytes,
-                copied.copied_objects, copied.copied_bytes, freed_bytes, missing,
-            )  # fmt: skip
-    raise StoreFailed("versions were deleted all the time while the store was copied: try again")
+        layout.check_format(store)
+        _check_apart(store, target)
+        with SnapshotFolder.claim(target, files) as folder:
+            return _add_snapshot(store, folder, keep, is_thorough, files, progress)
+
+
+def _add_snapshot(
+    store: Path,
+    folder: SnapshotFolder,
+    keep: int,
+    is_thorough: bool,
+    files: Files,
+    progress: Progress,
+) -> BackupReport:
+    for _ in range(_READINGS):
+        draft = folder.begin()
+        taken = utc_now()
+        stamps = _copy_records(store, draft, files)
+        copied = _Copied()
+        needed = Snapshot(int(draft.name), draft, taken, ()).digests()
+        missing = _copy_objects(store, folder, sorted(needed), files, is_thorough, copied, progress)
+        # An object that went with its version while others were copied is no loss.
+        if missing and _stamps(store) != stamps:
+            folder.abandon(draft)
+            continue
+        snapshot = folder.complete(draft, taken, missing)
+        freed_bytes = folder.prune(keep)
+        return BackupReport(
+            snapshot.number, taken, copied.objects, copied.object_bytes,
+            copied.copied_objects, copied.copied_bytes, freed_bytes, missing,
+        )  # fmt: skip
+    raise StoreFailed(
+        f"versions were deleted all the time while the store {store} was copied: try again"
+    )
 
 
 def restore(
@@ -126,10 +138,14 @@ def restore(
     One that was cut short goes on where it stopped, and is no store before it is whole.
     Raises NotFound, StoreFormat, StoreLocked, StoreFull, StoreFailed.
     """
-    source = SnapshotFolder.open(backup)
-    chosen = source.snapshot(snapshot)
+    with snapshots.disk_errors("the backup", backup):
+        source = SnapshotFolder.open(backup)
+        chosen = source.snapshot(snapshot)
     files = files or Files()
-    with snapshots.disk_errors("the store"):
+    with (
+        snapshots.named("restore", backup, store),
+        snapshots.disk_errors("the store", store),
+    ):
         store.mkdir(parents=True, exist_ok=True)
         _check_restorable(store)
         lock = layout.StoreLock(store)
@@ -176,8 +192,8 @@ def _check_apart(store: Path, target: Path) -> None:
     inner, outer = target.resolve(), store.resolve()
     if inner == outer or outer in inner.parents:
         raise StoreFormat(
-            "the backup's folder lies inside of the store: choose one elsewhere, best on "
-            "another disk"
+            f"the backup's folder {target} lies inside of the store {store}: choose one elsewhere, "
+            "best on another disk"
         )
 
 
@@ -187,8 +203,8 @@ def _check_restorable(store: Path) -> None:
         return
     if strange := snapshots.strangers(names):
         raise StoreFormat(
-            f"the folder is not empty (it holds {strange[0]!r}): restore into an empty or missing "
-            "folder, and move the old store away first"
+            f"the folder {store} is not empty (it holds {strange[0]!r}): restore into an empty or "
+            "missing folder, and move the old store away first"
         )
 
 
@@ -208,7 +224,7 @@ def _copy_records(store: Path, draft: Path, files: Files) -> dict[Path, Stamp]:
         shutil.rmtree(draft)
         files.mkdir(draft)
         time.sleep(_PAUSE_S)
-    raise StoreFailed("the store changes faster than it can be read: try again")
+    raise StoreFailed(f"the store {store} changes faster than it can be read: try again")
 
 
 def _stamps(store: Path) -> dict[Path, Stamp]:

@@ -60,6 +60,8 @@ class Plan:
     not measured, only known to be at least this.
     """
 
+    key: Key
+    budget_bytes: int
     needs_bytes: int
     free_bytes: int
     object_bytes: int
@@ -100,6 +102,9 @@ class Plan:
     def to_json(self) -> JsonObject:
         """Return the JSON form that users see."""
         return {
+            "model": self.key[0],
+            "version": self.key[1],
+            "budget_bytes": self.budget_bytes,
             "needs_bytes": self.needs_bytes,
             "free_bytes": self.free_bytes,
             "over_bytes": self.over_bytes,
@@ -199,6 +204,8 @@ def plan(
     is_nothing = key in held and not needs
     over = 0 if is_nothing else max(0, present - budget_bytes)
     return Plan(
+        key=key,
+        budget_bytes=budget_bytes,
         needs_bytes=needs,
         free_bytes=free,
         object_bytes=new.object_bytes,

@@ -272,7 +272,8 @@ def delete_alias(state: DesiredState, name: str, alias: str) -> DesiredState:
     """Remove an alias."""
     model = state.model(name)
     if check_alias(alias) not in model.aliases:
-        raise NotFound(f"{name} has no alias {alias!r}")
+        names = ", ".join(sorted(model.aliases)) or "none"
+        raise NotFound(f"{name} has no alias {alias!r}: it has {names}")
     aliases = {key: entry for key, entry in model.aliases.items() if key != alias}
     return _with(state, name, replace(model, aliases=aliases))
 

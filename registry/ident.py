@@ -7,6 +7,7 @@ from typing import Final
 
 from registry.errors import InvalidInput
 
+MODEL_CHARS: Final = 64
 MODEL_PATTERN: Final = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 ALIAS_PATTERN: Final = "[a-z][a-z0-9_-]{0,31}"
 LATEST: Final = "latest"
@@ -39,7 +40,10 @@ def check_model_name(value: object) -> str:
 def check_alias(value: object) -> str:
     """Return an alias that a user may set, or raise InvalidInput; ``latest`` is the server's."""
     if not isinstance(value, str) or not _ALIAS.fullmatch(value):
-        raise InvalidInput(f"alias {shown(value)} is not allowed: use {ALIAS_PATTERN}")
+        raise InvalidInput(
+            f"alias {shown(value)} is not allowed: use {ALIAS_PATTERN}, a lower-case letter first, "
+            "so that no alias looks like a version"
+        )
     if value == LATEST:
         raise InvalidInput("alias 'latest' is reserved: it is always the highest READY version")
     return value

@@ -43,7 +43,7 @@ class StoreLock:
     """The exclusive right to a store or a backup, until ``close`` or the end of the process."""
 
     def __init__(self, root: Path, what: str = "store") -> None:
-        self._what = what
+        self._what, self._root = what, root
         with disk_errors(f"open the lock of the {what}"):
             self._descriptor = os.open(
                 root / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
@@ -68,7 +68,8 @@ class StoreLock:
                     else "wait until it has ended"
                 )
                 raise StoreLocked(
-                    f"the {self._what} is in use by process {holder or 'unknown'}: {way_out}"
+                    f"the {self._what} {self._root} is in use by process {holder or 'unknown'}: "
+                    f"{way_out}"
                 ) from error
             # Only for the message above; a full disk must not keep a server from its start.
             with suppress(OSError):
@@ -105,21 +106,28 @@ def check_format(root: Path) -> None:
         try:
             text = (root / FORMAT_FILE).read_bytes()
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise StoreFormat("the folder is not a store: it has no FORMAT file") from error
+            raise StoreFormat(_no_store(root)) from error
     try:
         document = json.loads(text)
     except ValueError as error:
         raise StoreFormat(
-            "the store's FORMAT file is not JSON: restore it from a backup"
+            f"{root / FORMAT_FILE} is not JSON: restore the store from a backup"
         ) from error
     number = document.get("format") if isinstance(document, dict) else None
     if type(number) is not int or number < 1:
-        raise StoreFormat("the store's FORMAT file names no format: restore it from a backup")
+        raise StoreFormat(f"{root / FORMAT_FILE} names no format: restore the store from a backup")
     if number > FORMAT:
         raise StoreFormat(
-            f"the store has format {number}, this release reads up to {FORMAT}: "
+            f"the store {root} has format {number}, this release reads up to {FORMAT}: "
             "use the release that wrote it, or a newer one"
         )
+
+
+def _no_store(root: Path) -> str:
+    what = f"{root.absolute()} is not a store: it has no FORMAT file"
+    if not root.exists():
+        what = f"there is no folder {root.absolute()}"
+    return f"{what}: give the folder that the server has as its --store"
 
 
 def check_adoptable(root: Path) -> None:
@@ -137,7 +145,7 @@ def check_adoptable(root: Path) -> None:
             )
     if strange:
         raise StoreFormat(
-            f"the folder is not a store and not empty (it holds {strange[0]!r}): "
+            f"the folder {root} is not a store and not empty (it holds {strange[0]!r}): "
             "choose an empty or missing folder for --store"
         )
 

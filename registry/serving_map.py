@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from registry.errors import Conflict, NotFound, NotReady
+from registry.errors import Conflict, NotReady
 from registry.ident import LATEST, shown
+from registry.known import unknown_alias, unknown_model, unknown_version
 from registry.lifecycle import State
 from registry.manifest import JsonObject
 from registry.slots import Slots
@@ -156,7 +157,7 @@ class ServingMap(Generic[T]):
         """
         known = self._snapshot.models.get(model)
         if known is None:
-            raise NotFound(f"model {shown(model)} is not known")
+            raise unknown_model(model, self._snapshot.models)
         if type(selector) is int:
             number = selector
         elif selector is None and routing_key is not None and (split := self._splits.get(model)):
@@ -165,7 +166,7 @@ class ServingMap(Generic[T]):
             number = _resolve(known, selector)
         view = known.versions.get(number)
         if view is None:
-            raise NotFound(f"model {shown(model)} has no version {number}")
+            raise unknown_version(model, number, known.versions)
         return view
 
     def acquire(
@@ -269,4 +270,4 @@ def _resolve(model: ModelView[T], selector: str | int | None) -> int:
         return max(serving)
     if isinstance(selector, str) and selector in model.aliases:
         return model.aliases[selector]
-    raise NotFound(f"model {shown(model.name)} has no alias {shown(selector)}")
+    raise unknown_alias(model.name, selector, model.versions)

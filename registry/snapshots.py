@@ -9,6 +9,7 @@ snapshots/N/  FORMAT, models/, state/ and events.jsonl of the store at one momen
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from collections.abc import Iterator
@@ -75,7 +76,7 @@ class SnapshotFolder:
             _check_format(root)
         elif strange := strangers(names):
             raise StoreFormat(
-                f"the folder is not a backup and not empty (it holds {strange[0]!r}): "
+                f"the folder {root} is not a backup and not empty (it holds {strange[0]!r}): "
                 "choose an empty or missing folder"
             )
         lock = layout.StoreLock(root, what="backup")
@@ -102,14 +103,17 @@ class SnapshotFolder:
         """Return one snapshot, the newest where no number is given, or raise NotFound."""
         found = self.snapshots()
         if not found:
-            raise NotFound("the backup holds no complete snapshot: the first one was cut short")
+            raise NotFound(
+                f"the backup {self.root} holds no complete snapshot, the first one was cut short: "
+                "run `ramrack backup` to its end, or restore another backup"
+            )
         if number is None:
             return found[-1]
         for snapshot in found:
             if snapshot.number == number:
                 return snapshot
         numbers = ", ".join(str(snapshot.number) for snapshot in found)
-        raise NotFound(f"the backup has no snapshot {number}: it has {numbers}")
+        raise NotFound(f"the backup {self.root} has no snapshot {number}: it has {numbers}")
 
     def begin(self) -> Path:
         """Make the folder of the next snapshot; it counts for nothing until ``complete``."""
@@ -168,17 +172,41 @@ def remove_temporary(folder: Path, files: Files) -> None:
 
 
 @contextmanager
-def disk_errors(what: str) -> Iterator[None]:
-    """Raise OSError of the block as StoreFull or StoreFailed that name the disk of ``what``."""
+def disk_errors(what: str, folder: Path) -> Iterator[None]:
+    """Raise OSError of the block as StoreFull or StoreFailed that name ``what`` and its folder."""
     try:
         yield
     except OSError as error:
         if is_no_room(error):
             raise StoreFull(
-                f"no room on the disk of {what}: give it more space and run the command again; "
-                "what was copied is kept"
+                f"no room on the disk of {what} {folder}: give it more space and run the command "
+                "again; what was copied is kept"
             ) from error
-        raise StoreFailed(f"the disk of {what} failed: {error.strerror}") from error
+        # Of a copy it may be either side; the file says which.
+        seen = error.filename or folder
+        reason = f"{seen}: {error.strerror}: {_way_out(error)}"
+        raise StoreFailed(f"{what} {folder}: {reason}") from error
+
+
+@contextmanager
+def named(what: str, source: Path, target: Path) -> Iterator[None]:
+    """Name both folders in refusals of the block that name neither."""
+    try:
+        yield
+    except (Corrupt, StoreFailed, StoreFull) as error:
+        if str(source) in str(error) or str(target) in str(error):
+            raise
+        raise type(error)(f"{what} of {source} to {target}: {error}") from error
+
+
+def _way_out(error: OSError) -> str:
+    if isinstance(error, PermissionError):
+        return "run the command as the user whose folder it is"
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return "there must be a folder, or nothing"
+    if error.errno == errno.EROFS:
+        return "it is mounted to be read only"
+    return "look at the disk (`dmesg`), then run the command again"
 
 
 def check_keep(keep: int) -> None:
@@ -203,12 +231,17 @@ def _check_format(root: Path) -> None:
     try:
         document = json.loads((root / BACKUP_FILE).read_bytes())
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise StoreFormat("the folder is not a backup: it has no BACKUP file") from error
+        what = f"{root.absolute()} is not a backup: it has no BACKUP file"
+        if not root.exists():
+            what = f"there is no folder {root.absolute()}"
+        raise StoreFormat(f"{what}: give the folder that `ramrack backup` wrote to") from error
     except ValueError as error:
-        raise StoreFormat("the backup's BACKUP file is not JSON: it is damaged") from error
+        raise StoreFormat(
+            f"{root / BACKUP_FILE} is not JSON, it is damaged: use another backup"
+        ) from error
     number = document.get("format") if isinstance(document, dict) else None
     if type(number) is not int or not 1 <= number <= FORMAT:
         raise StoreFormat(
-            f"the backup has format {number}, this release reads up to {FORMAT}: "
+            f"the backup {root} has format {number}, this release reads up to {FORMAT}: "
             "use the release that wrote it, or a newer one"
         )

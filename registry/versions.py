@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Final
 
 from registry.documents import read_document, seal, write_document
-from registry.errors import Conflict, Corrupt, InvalidInput, NotFound, RegistryError
+from registry.errors import Conflict, Corrupt, InvalidInput, RegistryError
 from registry.events import utc_now
 from registry.files import Files, disk_errors, replace_file
 from registry.ident import MAX_VERSION, check_model_name, shown
+from registry.known import unknown_model, unknown_version
 from registry.manifest import JsonObject, Manifest, parse_manifest
 
 _NUMBERS_FILE: Final = "numbers.json"
@@ -68,7 +69,7 @@ class VersionTable:
         """Return a model's versions by number, or raise NotFound."""
         records = self._records.get(model)
         if records is None:
-            raise NotFound(f"model {shown(model)} is not known")
+            raise unknown_model(model, self._records)
         return tuple(records[number] for number in sorted(records))
 
     def version(self, model: str, version: int) -> VersionRecord:
@@ -79,8 +80,8 @@ class VersionTable:
         if reason := self._damaged.get((model, version)):
             raise Corrupt(reason)
         if model not in self._records:
-            raise NotFound(f"model {shown(model)} is not known")
-        raise NotFound(f"model {shown(model)} has no version {shown(version)}")
+            raise unknown_model(model, self._records)
+        raise unknown_version(model, version, self._records[model])
 
     def damaged(self) -> Mapping[tuple[str, int], str]:
         """Return the versions whose record cannot be read, with the reason; number 0: all."""

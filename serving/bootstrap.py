@@ -118,11 +118,9 @@ class StopSignals:
 
 def _restart_workers(control: ControlPlane) -> None:
     try:
-        operation = control.restart_workers(SERVER, "SIGHUP")
+        control.restart_workers(SERVER, "SIGHUP")
     except PLANNED as error:
         _log.warning("no restart: %s", error)
-        return
-    _log.info("restarting the workers one by one", extra={"operation": operation.id})
 
 
 def _end_process() -> None:

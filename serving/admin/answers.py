@@ -76,6 +76,8 @@ ANSWER_SCHEMAS: Final[dict[str, Document]] = {
             "name": _TEXT,
             "versions": _array(schema_ref("Version")),
             "aliases": {"type": "object", "additionalProperties": _VERSION},
+            "alias_etags": {"type": "object", "additionalProperties": _ETAG}
+            | {"description": "Of each alias, for If-Match."},
             "route": _or_null(schema_ref("Route")),
             "settings": _SETTINGS,
         }
@@ -120,10 +122,17 @@ ANSWER_SCHEMAS: Final[dict[str, Document]] = {
             "reason": _TEXT,
             "started": _TIME,
             "ended": _or_null(_TIME),
-        }
-    ),
+            "plan": schema_ref("Plan"),
+        },
+        "plan",
+    )
+    | {"description": "plan: where it failed for the budget, as the call itself answers it."},
     "Plan": _object(
         {
+            "state": {"type": "string", "enum": [state.value for state in State]},
+            "model": _TEXT,
+            "version": _VERSION,
+            "budget_bytes": _COUNT,
             "needs_bytes": _COUNT,
             "free_bytes": _COUNT,
             "over_bytes": _COUNT,
@@ -139,14 +148,17 @@ ANSWER_SCHEMAS: Final[dict[str, Document]] = {
             )
             | {"description": "What to unload so that it fits; nothing is unloaded by itself."},
             "fits_after_evicting": _FLAG,
-        }
-    ),
+        },
+        "state",
+    )
+    | {"description": "state: of the version now; not in the plan of a 507."},
     "Alias": _object(
         {
             "model": _TEXT,
             "alias": _TEXT,
             "version": _or_null(_VERSION),
             "previous": _or_null(_VERSION),
+            "etag": _or_null(_ETAG),
         }
     ),
     "Route": _object(

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 
 from models.signature import parse_signature
-from registry.errors import InvalidInput, MissingObjects, NotFound, OverBudget
+from registry.errors import InvalidInput, MissingObjects, NotFound
 from registry.ident import check_digest, shown
 from registry.manifest import Json, JsonObject, parse_manifest
 from serving.admin.console.hub import ConsoleHub
@@ -38,7 +38,7 @@ from serving.control.operations import SUCCEEDED, Operation
 from serving.errors import message_of, status_of
 from serving.settings import Settings
 from serving.web.common import json_response
-from serving.web.errors import error_headers
+from serving.web.errors import error_facts, error_headers
 
 UPLOAD_CHUNK_BYTES: Final = 1 << 20
 MAX_EVENTS: Final = 1000
@@ -161,11 +161,14 @@ class AdminCalls(TrafficCalls):
     async def plan_version(self, request: Request) -> Response:
         """Say what a load would take; changes nothing."""
         await object_in(request, self._body_timeout_s, ())
-        return json_response(self._control.plan(*version_in(request)).to_json())
+        key = version_in(request)
+        state, _ = self._control.status(*key)
+        return json_response({"state": state.value, **self._control.plan(*key).to_json()})
 
     async def show_operation(self, request: Request) -> Response:
         """Show how far a load or unload is."""
-        return json_response(self._control.operations.get(request.path_params["id"]).to_json())
+        operation = self._control.operations.get(request.path_params["id"])
+        return json_response({**operation.to_json(), **error_facts(operation.error)})
 
     # The server as a whole
 
@@ -302,9 +305,7 @@ async def _operation_answer(operation: Operation, wait_s: float | None) -> Respo
 
 def _failure(operation: Operation, error: Exception) -> Response:
     document: JsonObject = {"error": message_of(error), "operation": operation.to_json()}
-    if isinstance(error, OverBudget):
-        document["plan"] = dict(error.plan)  # type: ignore[arg-type]
-    return json_response(document, status_of(error), error_headers(error))
+    return json_response({**document, **error_facts(error)}, status_of(error), error_headers(error))
 
 
 async def _ended(operation: Operation) -> None:

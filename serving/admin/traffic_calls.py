@@ -49,6 +49,7 @@ class TrafficCalls:
         )
         document: JsonObject = {
             "model": model, "alias": alias, "version": version, "previous": previous,
+            "etag": entry.etag,
         }  # fmt: skip
         return json_response(document, headers=_etag(entry.etag))
 
@@ -59,7 +60,7 @@ class TrafficCalls:
             model, alias, actor_of(request), reason_in(request), _if_match(request)
         )
         return json_response(
-            {"model": model, "alias": alias, "version": None, "previous": previous}
+            {"model": model, "alias": alias, "version": None, "previous": previous, "etag": None}
         )
 
     async def show_route(self, request: Request) -> Response:
@@ -102,7 +103,7 @@ class TrafficCalls:
     async def release(self, request: Request) -> Response:
         """Set the routes of several models at once, all of them or none."""
         body = await object_in(request, self._body_timeout_s, ("routes",))
-        wishes = _wishes(body.get("routes"))
+        wishes = _wishes(body.get("routes"), _if_match(request))
         routes = await self._traffic.release(wishes, actor_of(request), reason_in(request))
         documents: list[Json] = [route_json(name, route) for name, route in routes.items()]
         return json_response({"routes": documents})
@@ -129,21 +130,22 @@ class TrafficCalls:
         )
 
 
-def _wishes(routes: Any) -> dict[str, GuardedWish]:
+def _wishes(routes: Any, if_match: str | None) -> dict[str, GuardedWish]:
+    """Return the wishes; ``if_match``: the ETags of which each route must have one of its own."""
     if not isinstance(routes, dict) or not 1 <= len(routes) <= MAX_RELEASED:
         raise InvalidInput(
             f"body: routes {shown(routes)}: use an object of 1 to {MAX_RELEASED} models, each with "
             "its route"
         )
-    return {check_model_name(name): _wish(item, f"body: routes.{name}")
+    return {check_model_name(name): _wish(item, f"body: routes.{name}", if_match)
             for name, item in routes.items()}  # fmt: skip
 
 
-def _wish(item: Any, where: str) -> GuardedWish:
+def _wish(item: Any, where: str, default: str | None) -> GuardedWish:
     if not isinstance(item, Mapping):
         raise InvalidInput(f"{where}: {shown(item)} must be an object, as PUT .../route takes it")
     check_fields(item, (*WISH_FIELDS, "if_match"), where)
-    if_match = item.get("if_match")
+    if_match = item.get("if_match", default)
     if if_match is not None and not isinstance(if_match, str):
         raise InvalidInput(f"{where}: if_match {shown(if_match)} must be the etag of the route")
     return GuardedWish(parse_wish(item, where), if_match)

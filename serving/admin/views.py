@@ -58,6 +58,7 @@ class AdminViews:
             "name": name,
             "versions": [self._version(record, memory) for record in records],
             "aliases": aliases,
+            "alias_etags": {a: entry.etag for a, entry in sorted(model.aliases.items())},
             "route": None if model.route is None else route_json(name, model.route),
             "settings": settings_json(model),
         }

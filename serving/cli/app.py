@@ -17,6 +17,7 @@ from serving.cli import (
     lifecycle,
     listing,
     predict,
+    ps,
     push,
     releasing,
     restart,
@@ -60,7 +61,7 @@ app.command("serve")(serve.serve)
 app.command("push")(push.push)
 app.command("import")(importing.import_models)
 app.command("ls")(listing.ls)
-app.command("ps")(listing.ps)
+app.command("ps")(ps.ps)
 app.command("top")(top.top)
 app.command("load")(lifecycle.load)
 app.command("unload")(lifecycle.unload)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from registry.errors import InvalidInput
+from registry.known import unknown_model, unknown_version
 from serving.cli.models_file import Difference, WantedModel, differences, read_models
 from serving.cli.options import ADMIN_URL_DEFAULT, AdminUrl, AsJson, Reason, admin_client
 from serving.cli.output import note, print_json
@@ -63,22 +64,26 @@ def apply(
 def _refuse_missing(wanted: Sequence[WantedModel], present: dict[str, Any]) -> None:
     for one in wanted:
         if one.name not in present:
-            raise ClientError(f"no model {one.name!r}: nothing was changed: push it first")
+            raise ClientError(f"nothing was changed: {unknown_model(one.name, present)}")
         known = {version["version"] for version in present[one.name]["versions"]}
         for version in one.versions:
             if version not in known:
-                raise ClientError(f"{one.name} has no version {version}: nothing was changed")
+                raise ClientError(
+                    f"nothing was changed: {unknown_version(one.name, version, known)}"
+                )
 
 
 def _refuse_unready(found: Sequence[Difference], present: dict[str, Any]) -> None:
     """Raise before anything is changed where a change would be refused in the middle."""
     for item in found:
-        states = {v["version"]: v["state"] for v in present[item.model]["versions"]}
+        states = {v["version"]: (v["state"], v["reason"]) for v in present[item.model]["versions"]}
         for version in _named(item):
-            if states[version] != "READY":
+            state, reason = states[version]
+            if state != "READY":
+                why = f": {reason}" if state == "FAILED" else ""
                 raise ClientError(
-                    f"{item.model}/{version} is {states[version]}: nothing was changed: load it "
-                    f"first with `ramrack load {item.model} {version}`"
+                    f"nothing was changed: {item.model}/{version} is {state}{why}: load it first "
+                    f"with `ramrack load {item.model} {version}`"
                 )
 
 

@@ -54,7 +54,10 @@ def backup(
             f"copied {count_text(report.copied_objects, 'object')}, "
             f"{size_text(report.copied_bytes)}; freed {size_text(report.freed_bytes)}"
         )
-    return _name_missing(report.missing, "the store has no intact copy of")
+    return _name_missing(
+        report.missing, f"the store {store}",
+        "push those versions again (`ramrack verify` finds them), then back up once more",
+    )  # fmt: skip
 
 
 def restore(
@@ -88,10 +91,15 @@ def restore(
             f"restored snapshot {report.snapshot} of {report.taken}: "
             f"{count_text(report.objects, 'object')}, {size_text(report.object_bytes)}"
         )
-    return _name_missing(report.missing, "the backup has no intact copy of")
+    return _name_missing(
+        report.missing, f"the backup {directory}",
+        "the versions that need them are FAILED until they are pushed again; the rest is restored",
+    )  # fmt: skip
 
 
-def _name_missing(digests: tuple[str, ...], what: str) -> int:
+def _name_missing(digests: tuple[str, ...], where: str, way_out: str) -> int:
     for digest in digests:
-        note(f"{what} {digest}")
+        note(f"{where} has no intact copy of {digest}")
+    if digests:
+        note(way_out)
     return 1 if digests else 0

@@ -14,11 +14,12 @@ from models.errors import ModelsError
 from registry.errors import RegistryError
 from serving.cli.app import command
 from serving.cli.interrupt import INTERRUPT, Stopped
+from serving.cli.room import refusal
 from serving.client.errors import ClientError
 from serving.errors import ServingError
 
 # Errors whose text was written for the person at the keyboard.
-_PLANNED = (ClientError, RegistryError, ModelsError, ServingError)
+_PLANNED = (RegistryError, ModelsError, ServingError)
 _DONE, _FAILED, _USAGE = 0, 1, 2
 _NEGATIVE = re.compile(r"No such option: (-\d\S*)")
 
@@ -53,6 +54,8 @@ def _run(arguments: Sequence[str] | None) -> int:
         # Whoever read our output has enough; a second error at interpreter exit helps nobody.
         _drop_output()
         return _DONE
+    except ClientError as error:
+        return _refused(error)
     except _PLANNED as error:
         return _failed(str(error))
     except OSError as error:
@@ -72,6 +75,14 @@ def _run(arguments: Sequence[str] | None) -> int:
 def _failed(reason: str) -> int:
     print(f"ramrack: {reason}", file=sys.stderr)
     return _FAILED
+
+
+def _refused(error: ClientError) -> int:
+    """Say why the server did not do it; of what did not fit also how to make room."""
+    code = _failed(str(error))
+    if isinstance(plan := error.document.get("plan"), dict) and not plan.get("fits", True):
+        print("\n".join(refusal(plan)), file=sys.stderr)
+    return code
 
 
 def _usage_error(error: typer.TyperException) -> int:

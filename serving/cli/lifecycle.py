@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from serving.cli.options import (
     ADMIN_URL_DEFAULT,
@@ -16,6 +16,15 @@ from serving.cli.options import (
     admin_client,
 )
 from serving.cli.output import bar, note, operation_progress, print_json, print_table, size_text
+from serving.cli.room import need_rows, way_out
+from serving.client.errors import ClientError
+
+# States of versions whose memory is counted, and how that is said.
+_HOLDING: Final[Mapping[str, str]] = {
+    "READY": "READY",
+    "DRAINING": "being unloaded, and holds this until it is",
+}
+_MOST_NAMED: Final = 8
 
 
 def load(
@@ -29,9 +38,14 @@ def load(
 ) -> None:
     """Load a version; the first loaded one of a model also becomes its route."""
     with admin_client(admin_url) as client, bar(f"loading {name}/{version}") as shown:
-        operation = client.load(
-            name, version, reason=reason, timeout_s=timeout, progress=operation_progress(shown)
-        )
+        try:
+            operation = client.load(
+                name, version, reason=reason, timeout_s=timeout, progress=operation_progress(shown)
+            )
+        except ClientError as error:
+            if as_json and "plan" in error.document:
+                print_json({"error": str(error), "plan": error.document["plan"]})
+            raise
         details = client.version(name, version)
     if as_json:
         print_json({"operation": operation, "version": details})
@@ -71,42 +85,39 @@ def plan(
     as_json: AsJson = False,
     admin_url: AdminUrl = ADMIN_URL_DEFAULT,
 ) -> None:
-    """Say what a load would need, and change nothing."""
+    """Say what a load would need, or what a loaded version holds; changes nothing."""
     with admin_client(admin_url) as client:
         answer = client.plan(name, version)
+        state = answer.get("state", "")
+        held = client.version(name, version)["memory"] if state in _HOLDING else None
     if as_json:
         print_json(answer)
         return
-    is_estimated = answer.get("is_estimated", False)
-    private = size_text(answer.get("private_bytes_per_worker"))
-    rows = [
-        ("needs", ("at least " if is_estimated else "") + size_text(answer["needs_bytes"])),
-        ("of it graph and weights that are not here yet", size_text(answer.get("new_bytes"))),
-        (
-            "of it private, each worker",
-            "not known before the first load" if is_estimated else private,
-        ),
-        ("free", size_text(answer["free_bytes"])),
-        ("fits", "yes" if answer["fits"] else "no"),
-    ]
-    rows += [
-        (
-            f"an unload of {item['model']}/{item['version']} gives",
-            size_text(item.get("frees_bytes")),
-        )
-        for item in answer.get("would_evict", [])
-    ]
-    print_table(("load of " + f"{name}/{version}", ""), rows)
-
+    if held is not None:
+        print(f"{name}/{version} is {_HOLDING[state]}: it is in the sum of `ramrack ps` already")
+        print_table(("it holds", ""), _held_rows(answer, held))
+        return
+    rows = [*need_rows(answer), ("fits", "yes" if answer["fits"] else "no")]
+    under_way = ", which is under way" if state == "LOADING" else ""
+    print_table((f"load of {name}/{version}{under_way}", ""), rows)
     if not answer["fits"]:
-        note(_way_out(answer))
+        for line in way_out(answer, f"ramrack load {name} {version}"):
+            note(line)
 
 
-def _way_out(plan: Mapping[str, Any]) -> str:
-    if not plan.get("would_evict"):
-        return (
-            "nothing can be unloaded: every loaded version is routed, aliased, or what a rollback "
-            "goes back to; raise memory_budget"
-        )
-    enough = "" if plan.get("fits_after_evicting") else ", which is not enough by itself"
-    return f"nothing is unloaded by itself: ramrack unload makes that room{enough}"
+def _held_rows(plan: Mapping[str, Any], memory: Mapping[str, Any]) -> list[tuple[str, str]]:
+    others = [f"{item['model']}/{item['version']}" for item in memory.get("shared_with", ())]
+    listed = ", ".join(others[:_MOST_NAMED]) + (" and others" if len(others) > _MOST_NAMED else "")
+    rows = [("graph and weights, once for all workers", size_text(memory.get("object_bytes")))]
+    if others:
+        rows.append((f"of it shared with {listed}", size_text(memory.get("shared_bytes"))))
+    return [
+        *rows,
+        (
+            f"private, each of {plan.get('workers', '?')} workers",
+            size_text(memory.get("private_bytes_per_worker")),
+        ),
+        ("a load would need", "nothing more"),
+        ("free", size_text(plan["free_bytes"])),
+        ("budget", size_text(plan.get("budget_bytes"))),
+    ]

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from serving.cli.interrupt import INTERRUPT
-from serving.cli.values import etag, model_name, real, server_url, token_text, version_number
+from serving.cli.values import (
+    etag,
+    model_name,
+    real,
+    reason_text,
+    server_url,
+    token_text,
+    version_number,
+)
 
 if TYPE_CHECKING:
     from serving.client.api import AdminClient, DataClient
@@ -36,7 +44,10 @@ Timeout: TypeAlias = Annotated[
 ]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 Reason: TypeAlias = Annotated[
-    str, typer.Option("--reason", metavar="TEXT", help="Why, for the record of changes.")
+    str,
+    typer.Option(
+        "--reason", metavar="TEXT", help="Why, for the record of changes.", parser=reason_text
+    ),
 ]
 IfMatch: TypeAlias = Annotated[
     str | None,

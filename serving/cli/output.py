@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import threading
 import time
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 QUIET_S: Final = 1.0
 # A table that goes into a file or a pipe is never folded.
 _PIPE_COLUMNS: Final = 4000
+_GAP_COLUMNS: Final = 2
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -39,7 +41,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
 
     is_terminal = sys.stdout.isatty()
     console = Console(highlight=False, width=None if is_terminal else _PIPE_COLUMNS)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP_COLUMNS, 0, 0), header_style="bold")
     for index, column in enumerate(columns):
         is_numeric = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
         table.add_column(column, justify="right" if is_numeric else "left", overflow="fold")
@@ -51,6 +53,21 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
     with console.capture() as captured:
         console.print(table)
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def terminal_columns() -> int:
+    """Return how wide the terminal is; COLUMNS of the environment goes first."""
+    return shutil.get_terminal_size((80, 24)).columns
+
+
+def fits(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> bool:
+    """Say whether a table needs no folding: it is no terminal that it goes to, or wide enough."""
+    if not sys.stdout.isatty():
+        return True
+    cells = [columns, *([_cell(value) for value in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    wide = terminal_columns()
+    return sum(widths) + _GAP_COLUMNS * len(widths) <= wide
 
 
 def _cell(value: object) -> str:

@@ -12,7 +12,7 @@ from registry.ident import shown
 from serving.cli.options import DATA_URL_DEFAULT, AsJson, DataUrl, Name, data_client
 from serving.cli.output import bar, count_text, note, print_json, print_table
 from serving.cli.rows import STDIN, InputFile, read_input, shown_name
-from serving.cli.values import selector
+from serving.cli.values import routing_key, selector
 
 if TYPE_CHECKING:
     from serving.client.api import DataClient
@@ -24,7 +24,8 @@ def input_file(text: str) -> Path:
     """Return the file that a flag names, or refuse it as wrong usage."""
     path = Path(text)
     if path != STDIN and not path.is_file():
-        what = "is a folder" if path.is_dir() else "does not exist"
+        what = "is a folder" if path.is_dir() else "is no file"
+        what = what if path.exists() else "does not exist"
         raise typer.BadParameter(f"{shown(text)} {what}: give a file, or - for standard input")
     return path
 
@@ -46,20 +47,29 @@ def predict(
             parser=selector,
         ),
     ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            "--routing-key", metavar="KEY", parser=routing_key,
+            help="Sent as x-routing-key: of a split, equal keys are answered by the same version.",
+        ),
+    ] = None,
     as_json: AsJson = False,
     url: DataUrl = DATA_URL_DEFAULT,
 ) -> None:  # fmt: skip
     """Predict the rows of a file and print the answers."""
+    if version and key:
+        raise typer.BadParameter("--version and --routing-key exclude each other: use one of them")
     chosen = version or ""
     with data_client(url) as client:
         source = read_input(input_path, lambda: client.metadata(name, chosen)["inputs"])
         if source.body is not None:
-            _whole(client, name, chosen, source.body, as_json=as_json)
+            _whole(client, name, chosen, source.body, key or "", as_json=as_json)
             return
         if not source.rows:
             # Nothing is asked of the model, so that it exists must be asked here.
             client.metadata(name, chosen)
-        predictions, answered = _predictions(client, name, chosen, source)
+        predictions, answered = _predictions(client, name, chosen, source, key or "")
     if as_json:
         print_json({"predictions": predictions, "model_versions": sorted(answered)})
         return
@@ -71,7 +81,7 @@ def predict(
 
 
 def _predictions(
-    client: DataClient, name: str, version: str, source: InputFile
+    client: DataClient, name: str, version: str, source: InputFile, key: str
 ) -> tuple[list[Any], set[str]]:
     """Return the answers in the order of the rows, and the versions that gave them."""
     predictions: list[Any] = []
@@ -79,7 +89,7 @@ def _predictions(
     with bar("predicting") as shown_bar:
         for start in range(0, len(source.rows), ROWS_A_REQUEST):
             rows = source.rows[start : start + ROWS_A_REQUEST]
-            response = client.predict(name, version, {"instances": rows})
+            response = client.predict(name, version, {"instances": rows}, key)
             predictions += response.json()["predictions"]
             answered.add(response.headers.get("x-ramrack-version", "?"))
             shown_bar.update(len(predictions), len(source.rows))
@@ -87,13 +97,13 @@ def _predictions(
 
 
 def _whole(
-    client: DataClient, name: str, version: str, body: dict[str, Any], *, as_json: bool
+    client: DataClient, name: str, version: str, body: dict[str, Any], key: str, *, as_json: bool
 ) -> None:
     """Send a body as it stands in the file, and print the answer in its own form."""
     is_v2 = isinstance(body.get("inputs"), list) and all(
         isinstance(item, dict) and "datatype" in item for item in body["inputs"]
     )
-    response = (client.infer if is_v2 else client.predict)(name, version, body)
+    response = (client.infer if is_v2 else client.predict)(name, version, body, key)
     answer = response.json()
     predictions = answer.get("predictions")
     if as_json:

@@ -26,6 +26,7 @@ from serving.cli.output import (
     working,
 )
 from serving.cli.values import alias_name, real
+from serving.client.errors import ClientError
 
 if TYPE_CHECKING:
     from models.convert import ConvertOptions
@@ -205,14 +206,25 @@ def push(
                 package, result = faster, _send(client, faster, reason, stage)
                 if not as_json:
                     _print_result(package, result)
-        after = _after(client, result, reason, alias=alias, is_promoted=is_promoted,
-                       is_loaded=is_loaded)  # fmt: skip
+        pushed = dataclasses.asdict(result) | _sizes(package) | {
+            "parity": package.manifest.parity, **more}  # fmt: skip
+        try:
+            after = _after(client, result, reason, alias=alias, is_promoted=is_promoted,
+                           is_loaded=is_loaded)  # fmt: skip
+        except ClientError as error:
+            # The version is there all the same, and whoever reads this must learn its number.
+            if as_json:
+                print_json(pushed | {"error": str(error), **_plan_of(error)})
+            raise
     if as_json:
-        print_json(dataclasses.asdict(result) | _sizes(package) | {
-            "parity": package.manifest.parity, **more, **after})  # fmt: skip
+        print_json(pushed | after)
     else:
         for line in after["done"]:
             print(line)
+
+
+def _plan_of(error: ClientError) -> dict[str, Any]:
+    return {"plan": error.document["plan"]} if "plan" in error.document else {}
 
 
 def _metadata(pairs: Sequence[str]) -> JsonObject:

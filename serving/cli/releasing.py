@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -22,6 +22,7 @@ from serving.cli.options import (
 )
 from serving.cli.output import print_json, print_table
 from serving.cli.traffic_words import LATEST, AllowIncompatible, route_body, traffic_text
+from serving.cli.values import etag
 
 
 def release(
@@ -40,12 +41,23 @@ def release(
         ),
     ] = None,
     is_mixed: AllowIncompatible = False,
+    if_match: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--if-match",
+            metavar="NAME=ETAG",
+            help="Change nothing unless the route of this model still has this etag, which "
+            "`ramrack route NAME --json` shows. May stand again.",
+        ),
+    ] = None,
     reason: Reason = "",
     as_json: AsJson = False,
     admin_url: AdminUrl = ADMIN_URL_DEFAULT,
 ) -> None:
     """Set the routes of several models at the same moment, all of them or none."""
     routes = _routes(words, shadow or (), is_mixed=is_mixed)
+    for name, tag in _etags(if_match or (), routes).items():
+        routes[name]["if_match"] = tag
     with admin_client(admin_url) as client:
         answer = client.release(routes, reason)
     if as_json:
@@ -59,9 +71,7 @@ def _routes(words: Sequence[str], shadows: Sequence[str], *, is_mixed: bool) -> 
     wanted = _pairs(words, "TRAFFIC")
     names = [name for name, _ in wanted]
     beside = _pairs(shadows, "VERSION")
-    for name, _ in beside:
-        if name not in names:
-            raise typer.BadParameter(f"--shadow: model {shown(name)} is not in this release")
+    _refuse_others("--shadow", [name for name, _ in beside], names)
     routes: dict[str, Any] = {}
     for name, text in wanted:
         if name in routes:
@@ -76,6 +86,25 @@ def _routes(words: Sequence[str], shadows: Sequence[str], *, is_mixed: bool) -> 
         except typer.BadParameter as error:
             raise typer.BadParameter(f"{name}: {error.message}") from error
     return routes
+
+
+def _etags(words: Sequence[str], routes: Collection[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, text in _pairs(words, "ETAG"):
+        if name in found:
+            raise typer.BadParameter(f"--if-match: model {shown(name)} stands twice")
+        found[name] = etag(text)
+    _refuse_others("--if-match", found, routes)
+    return found
+
+
+def _refuse_others(option: str, named: Iterable[str], released: Collection[str]) -> None:
+    for name in named:
+        if name not in released:
+            raise typer.BadParameter(
+                f"{option}: model {shown(name)} is not in this release: it has "
+                f"{', '.join(sorted(released))}"
+            )
 
 
 def _pairs(words: Sequence[str], what: str) -> list[tuple[str, str]]:

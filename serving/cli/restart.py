@@ -46,7 +46,9 @@ def restart(
     if as_json:
         print_json({"operation": operation, "workers": workers})
     else:
-        print(f"{len(workers)} workers are new")
+        pids = ", ".join(str(worker["pid"]) for worker in workers)
+        are = "is" if len(workers) == 1 else "are"
+        print(f"{count_text(len(workers), 'worker')} {are} new: process {pids}")
 
 
 def _upgrade(reason: str, timeout: float | None, *, as_json: bool, admin_url: str) -> None:

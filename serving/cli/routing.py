@@ -43,9 +43,11 @@ def alias(
     _check_alias_usage(alias, version, is_deleted=is_deleted)
     with admin_client(admin_url) as client:
         if alias is None:
-            aliases = client.model(name)["aliases"]
+            model = client.model(name)
+            aliases = model["aliases"]
             if as_json:
-                print_json({"model": name, "aliases": aliases})
+                etags = model.get("alias_etags", {})
+                print_json({"model": name, "aliases": aliases, "etags": etags})
             elif aliases:
                 print_table(("alias", "version"), sorted(aliases.items()))
             else:

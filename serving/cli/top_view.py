@@ -93,6 +93,16 @@ def screen(
     return Group(head, _table(rows), *below)
 
 
+def narrow(versions: Sequence[Mapping[str, Any]], columns: int) -> str:
+    """Return the table alone as text of at most so many columns."""
+    from rich.console import Console
+
+    console = Console(width=columns, no_color=True, highlight=False)
+    with console.capture() as captured:
+        console.print(_table(fitted([cells(version) for version in versions], columns)))
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+
 def fitted(rows: Sequence[Sequence[str]], columns: int) -> list[list[str]]:
     """Return the rows with names cut so far that a line has at most ``columns`` characters."""
     widths = [max(map(len, values)) for values in zip(COLUMNS, *rows, strict=True)]

@@ -9,7 +9,7 @@ import typer
 
 from registry.errors import InvalidInput
 from registry.ident import parse_version, shown
-from registry.traffic import Traffic
+from registry.traffic import WEIGHT_SUM, Traffic
 from registry.traffic_rules import parse_traffic
 
 Shadow: TypeAlias = Annotated[
@@ -52,6 +52,8 @@ def _traffic(words: Sequence[str], shadow: Sequence[str]) -> Traffic:
 
 def _share(word: str, *, is_alone: bool) -> dict[str, int]:
     version, mark, weight = word.partition("=")
+    if word == LATEST:
+        raise InvalidInput("latest is no version: use --latest to follow the highest READY one")
     if not mark and is_alone:
         return {"version": parse_version(word), "weight": 100}
     if not (weight.isascii() and weight.isdigit() and len(weight) <= 3):
@@ -59,7 +61,21 @@ def _share(word: str, *, is_alone: bool) -> dict[str, int]:
             f"{shown(word)} is not allowed: use VERSION=WEIGHT, such as 3=90 4=10, with whole "
             "weights that sum to 100"
         )
+    if not 1 <= int(weight) <= WEIGHT_SUM:
+        raise InvalidInput(
+            f"{shown(word)}: weight {int(weight)} is not allowed: use 1 to {WEIGHT_SUM}, and leave "
+            "out a version that gets nothing"
+        )
     return {"version": parse_version(version), "weight": int(weight)}
+
+
+def part_text(version: Mapping[str, Any]) -> str:
+    """Return what part a version, as the admin plane shows it, has in its model's traffic."""
+    if version.get("traffic"):
+        return f"{version['traffic']} %"
+    if version.get("is_shadow"):
+        return "shadow"
+    return "previous" if version.get("is_previous") else ""
 
 
 def traffic_text(route: Mapping[str, Any]) -> str:

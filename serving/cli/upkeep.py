@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from registry.ident import shown
 from serving.cli.options import (
     ADMIN_URL_DEFAULT,
     AdminUrl,
@@ -137,7 +138,8 @@ def events(
     if rows:
         print_table(("seq", "time", "who", "what", "model", "change", "reason"), rows)
     else:
-        note("no changes are recorded" + (f" after number {since}" if since else ""))
+        of_model = f" of model {shown(model)}" if model else ""
+        note(f"no changes are recorded{of_model}" + (f" after number {since}" if since else ""))
 
 
 def _event_row(event: dict[str, Any]) -> list[object]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
 import typer
@@ -13,6 +13,9 @@ from registry.ident import check_alias, check_model_name, parse_selector, parse_
 from serving.client.errors import TokenNotAllowed, check_token
 
 T = TypeVar("T")
+# As the server takes them.
+MAX_REASON_CHARS: Final = 1000
+MAX_KEY_CHARS: Final = 256
 
 
 def _usage(check: Callable[[str], T]) -> Callable[[str], T]:
@@ -31,6 +34,24 @@ model_name = _usage(check_model_name)
 version_number = _usage(parse_version)
 alias_name = _usage(check_alias)
 selector = _usage(lambda text: str(parse_selector(text)))
+
+
+def reason_text(text: str) -> str:
+    """Return why something is done, or refuse what the record of changes does not take."""
+    if len(text) > MAX_REASON_CHARS:
+        raise typer.BadParameter(
+            f"it has {len(text)} characters, at most {MAX_REASON_CHARS} are allowed"
+        )
+    return text
+
+
+def routing_key(text: str) -> str:
+    """Return a key as a header carries it."""
+    if not (1 <= len(text) <= MAX_KEY_CHARS and text.isascii() and text.isprintable()):
+        raise typer.BadParameter(
+            f"{shown(text)} is not allowed: use 1 to {MAX_KEY_CHARS} printable ASCII characters"
+        )
+    return text
 
 
 def etag(text: str) -> str:

@@ -66,7 +66,14 @@ class AdminClient(_Client):
         ``before_request`` is called before each request; what it raises ends the call.
         """
         return cls(
-            Http(url, token, token_variable=ADMIN_TOKEN_VARIABLE, before_request=before_request)
+            Http(
+                url,
+                token,
+                token_variable=ADMIN_TOKEN_VARIABLE,
+                before_request=before_request,
+                plane="admin plane",
+                address_from="--admin-url or RAMRACK_ADMIN_URL",
+            )
         )
 
     def check_live(self) -> None:
@@ -86,10 +93,6 @@ class AdminClient(_Client):
         try:
             self.workers()
         except ClientError as error:
-            if error.status == 404:
-                raise ClientError(
-                    f"{self.http.url} is not the admin plane of a server: is it the data plane?"
-                ) from error
             # A token to push with need not read.
             if error.status != 403:
                 raise
@@ -197,9 +200,14 @@ class AdminClient(_Client):
         body: Document = {} if to is None else {"to": to}
         return self._post(path, body, reason, read_timeout_s=None, if_match=if_match)
 
-    def release(self, routes: Document, reason: str = "") -> list[Document]:
-        """Set the routes of several models, all or none; returns the routes."""
-        answer = self._change("PUT", "/admin/v1/release", {"routes": routes}, reason)
+    def release(
+        self, routes: Document, reason: str = "", if_match: str | None = None
+    ) -> list[Document]:
+        """Set the routes of several models, all or none; returns the routes.
+
+        ``if_match``: etags, of which each route must have one; a route may have its own instead.
+        """
+        answer = self._change("PUT", "/admin/v1/release", {"routes": routes}, reason, if_match)
         return _list(answer, "routes")
 
     def settings(self, name: str) -> Document:
@@ -290,13 +298,15 @@ class AdminClient(_Client):
             if deadline is not None and time.monotonic() >= deadline:
                 raise ClientError(
                     f"still {operation.get('stage') or 'running'} after {timeout_s:g} s; it goes "
-                    f"on in the server as operation {operation['id']}"
+                    f"on in the server as operation {operation['id']}: `ramrack ls` shows its end"
                 )
             time.sleep(POLL_S)
             operation = self._get(f"/admin/v1/operations/{operation['id']}")
         if operation.get("state") == "failed":
             reason = operation.get("reason") or "the operation failed"
-            raise ClientError(reason, None, {"operation": operation})
+            raise ClientError(
+                reason, None, {key: operation[key] for key in ("plan",) if key in operation}
+            )
         if progress is not None:
             progress(operation)
         return operation
@@ -350,32 +360,44 @@ class DataClient(_Client):
     ) -> DataClient:
         """Return a client of the data plane at ``url``, as AdminClient.connect does."""
         return cls(
-            Http(url, token, token_variable=DATA_TOKEN_VARIABLE, before_request=before_request)
+            Http(
+                url,
+                token,
+                token_variable=DATA_TOKEN_VARIABLE,
+                before_request=before_request,
+                plane="data plane",
+                address_from="--url or RAMRACK_URL",
+            )
         )
 
     def metadata(self, name: str, selector: str = "") -> Document:
         """Return inputs and outputs of a version; ``selector``: number, alias or the route."""
         return self._get(_data_path(name, selector))
 
-    def statistics(self) -> list[Document]:
-        """Return the counts of every loaded version, summed over the workers."""
-        return _list(self._get("/v2/models/stats"), "model_stats")
+    def infer(
+        self, name: str, selector: str, body: Document, routing_key: str = ""
+    ) -> httpx.Response:
+        """Predict in the V2 form; of a split, by the version that ``routing_key`` belongs to."""
+        path = f"{_data_path(name, selector)}/infer"
+        return self.http.call("POST", path, json=body, headers=_key(routing_key))
 
-    def infer(self, name: str, selector: str, body: Document) -> httpx.Response:
-        """Predict in the V2 form."""
-        return self.http.call("POST", f"{_data_path(name, selector)}/infer", json=body)
-
-    def predict(self, name: str, selector: str, body: Document) -> httpx.Response:
-        """Predict in the V1 form: ``instances`` or ``inputs``."""
+    def predict(
+        self, name: str, selector: str, body: Document, routing_key: str = ""
+    ) -> httpx.Response:
+        """Predict in the V1 form, ``instances`` or ``inputs``; ``routing_key``: as in infer."""
         path = f"/v1/models/{quote(name, safe='')}"
         if selector:
             kind = "versions" if selector.isdigit() else "labels"
             path += f"/{kind}/{quote(selector, safe='')}"
-        return self.http.call("POST", f"{path}:predict", json=body)
+        return self.http.call("POST", f"{path}:predict", json=body, headers=_key(routing_key))
 
 
 def _guard(if_match: str | None) -> dict[str, str]:
     return {"if-match": if_match} if if_match else {}
+
+
+def _key(routing_key: str) -> dict[str, str]:
+    return {"x-routing-key": routing_key} if routing_key else {}
 
 
 def _list(document: Document, key: str) -> list[Document]:

@@ -25,6 +25,7 @@ Document = dict[str, Any]
 class Http:
     """A server's address and the connections to it; may be used from several threads.
 
+    ``plane``: what must answer there; ``address_from``: where a person sets the address.
     ``before_request`` is called before each attempt; what it raises ends the call.
     """
 
@@ -34,6 +35,8 @@ class Http:
         token: str = "",
         *,
         token_variable: str,
+        plane: str = "ramrack server",
+        address_from: str = "",
         before_request: Callable[[], None] | None = None,
         transport: httpx.BaseTransport | None = None,
         sleep: Callable[[float], None] = time.sleep,
@@ -41,6 +44,9 @@ class Http:
         check_token(token, token_variable)
         self.url = url.rstrip("/")
         self.token_variable = token_variable
+        self._plane = plane
+        with_what = f" with {address_from}" if address_from else ""
+        self._way_out = f"give the address of the {plane}{with_what}"
         self.has_token = bool(token)
         self._before_request = before_request or _nothing
         self._sleep = sleep
@@ -135,12 +141,17 @@ class Http:
         scope = lacking[1] if lacking else ""
         if response.status_code == 401:
             message = self._unauthorized(message)
+        elif response.status_code == 404 and message.startswith("path "):
+            # Both planes speak the same JSON, and their addresses are easily mixed up.
+            path = response.request.url.path
+            message = f"{self.url} is not the {self._plane}, it has no {path}: {self._way_out}"
         elif scope and not message:
             message = f"the token in {self.token_variable} lacks the scope {scope!r}"
         if not message:
             message = (
                 f"{self.url} answered {response.status_code} to "
-                f"{response.request.method} {response.request.url.path}: is it a ramrack server?"
+                f"{response.request.method} {response.request.url.path}, which is not how the "
+                f"{self._plane} answers: {self._way_out}"
             )
         raise ClientError(message, response.status_code, document, scope)
 
@@ -152,7 +163,7 @@ class Http:
     def _unreachable(self, error: httpx.TransportError) -> ServerUnreachable:
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
             return ServerUnreachable(
-                f"no server at {self.url}: start one with `ramrack serve`, or give its address"
+                f"no server at {self.url}: start one with `ramrack serve`, or {self._way_out}"
             )
         reason = str(error) or type(error).__name__
         return ServerUnreachable(f"the connection to {self.url} broke: {reason}")

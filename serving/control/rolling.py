@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
 from registry.errors import Conflict, RegistryError
-from registry.manifest import JsonObject
+from registry.manifest import Json, JsonObject
 from serving.auth import Actor
 from serving.control.ledger import Ledger
 from serving.control.operations import Operation
 from serving.control.state_writer import Note, StateWriter
-from serving.errors import MemoryShort
+from serving.errors import MemoryShort, message_of
 from serving.fleet import Fleet
 
 # What a worker takes without any version: interpreter, libraries, buffers.
@@ -54,19 +55,58 @@ class RollingRestart:
         """Replace one worker after the other; each serves until its replacement does.
 
         Raises WorkerLost or MemoryShort where one could not be replaced: it serves on, those
-        before it are new, and the operation says which.
+        before it are new, and the operation says which. Log and record have both ends, and the log
+        each worker.
         """
-        slots = [worker.slot for worker in self._fleet.workers()]
-        for done, slot in enumerate(slots):
-            operation.at(f"replacing worker {slot + 1} of {len(slots)}", done / len(slots))
-            self._check_memory()
-            await self._check_objects()
-            await self._fleet.replace(slot)
-        facts: JsonObject = {"workers": len(slots)}
+        began, slots = time.monotonic(), [worker.slot for worker in self._fleet.workers()]
+        _log.info(
+            "rolling restart of %d workers begins", len(slots),
+            extra={"operation": operation.id, "who": actor.name, "reason": reason},
+        )  # fmt: skip
+        replaced: list[Json] = []
         try:
-            await self._writer.record_event(Note("restart", None, None, actor, reason), facts)
+            for done, slot in enumerate(slots):
+                operation.at(f"replacing worker {slot + 1} of {len(slots)}", done / len(slots))
+                replaced.append(await self._replace(slot))
+        except BaseException as error:
+            why = message_of(error) if isinstance(error, Exception) else "the server stops"
+            _log.warning(
+                "rolling restart ends after %d of %d workers, the others serve on: %s",
+                len(replaced), len(slots), why, extra={"operation": operation.id},
+            )  # fmt: skip
+            if isinstance(error, Exception):
+                facts: JsonObject = {"workers": len(slots), "failed": why, "replaced": replaced}
+                await self._record(Note("restart_failed", None, None, actor, reason), facts)
+            raise
+        seconds = round(time.monotonic() - began, 3)
+        _log.info(
+            "rolling restart is over: %d workers are new after %.1f s", len(slots), seconds,
+            extra={"operation": operation.id},
+        )  # fmt: skip
+        facts = {"workers": len(slots), "seconds": seconds, "replaced": replaced}
+        await self._record(Note("restart", None, None, actor, reason), facts)
+
+    async def _replace(self, slot: int) -> JsonObject:
+        """Replace one worker; return its slot, both process ids, and the seconds that it took."""
+        self._check_memory()
+        await self._check_objects()
+        began, old = time.monotonic(), self._pid(slot)
+        await self._fleet.replace(slot)
+        seconds, new = round(time.monotonic() - began, 3), self._pid(slot)
+        _log.info(
+            "worker of slot %d is new: process %s -> %s in %.1f s", slot, old, new, seconds,
+            extra={"slot": slot, "old_pid": old, "pid": new, "seconds": seconds},
+        )  # fmt: skip
+        return {"slot": slot, "old_pid": old, "pid": new, "seconds": seconds}
+
+    def _pid(self, slot: int) -> int | None:
+        return next((w.pid for w in self._fleet.workers() if w.slot == slot), None)
+
+    async def _record(self, note: Note, facts: JsonObject) -> None:
+        try:
+            await self._writer.record_event(note, facts)
         except RegistryError as error:
-            # The workers are new whether or not the disk takes a note of it.
+            # The workers are as they are whether or not the disk takes a note of it.
             _log.warning("the restart could not be recorded: %s", error)
 
     def _check_memory(self, workers: int = 1) -> None:

@@ -17,7 +17,8 @@ from registry import desired, state_document
 from registry.desired import DesiredState, Key, ModelState
 from registry.errors import NotFound, RegistryError
 from registry.events import Event, parse_event, utc_now
-from registry.ident import check_model_name, shown
+from registry.ident import check_model_name
+from registry.known import unknown_model, unknown_version
 from registry.lifecycle import State
 from registry.manifest import Json, JsonObject, Manifest
 from registry.model_settings import ModelSettings
@@ -88,8 +89,7 @@ class StateWriter:
         """Return what is stored of a version, or raise NotFound."""
         versions = self.versions(model)
         if version not in versions:
-            known = ", ".join(str(number) for number in versions)
-            raise NotFound(f"model {shown(model)} has no version {version}: it has {known}")
+            raise unknown_version(model, version, versions)
         return versions[version]
 
     def versions(self, model: str) -> Mapping[int, VersionRecord]:
@@ -97,7 +97,7 @@ class StateWriter:
         found = self.records.get(check_model_name(model), {})
         # A model all of whose records are lost may still have a route to remove.
         if not found and model not in self.state.models:
-            raise NotFound(f"no model {shown(model)}")
+            raise unknown_model(model, self.records.keys() | self.state.models.keys())
         return found
 
     def status(self, key: Key) -> tuple[State, str]:

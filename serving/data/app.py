@@ -17,6 +17,7 @@ from starlette.types import Receive
 
 from registry.errors import InvalidInput, NotFound, NotReady
 from registry.ident import check_model_name, shown
+from registry.known import unknown_model
 from registry.manifest import JsonObject
 from registry.serving_map import ModelView, VersionView
 from serving.auth import INFER
@@ -202,7 +203,7 @@ class _Routes:
         name = check_model_name(request.path_params["model"])
         model = self._plane.serving_map.snapshot.models.get(name)
         if model is None:
-            raise NotFound(f"model {shown(name)} is not known")
+            raise unknown_model(name, self._plane.serving_map.snapshot.models)
         return model
 
     def _view(self, request: Request) -> View:

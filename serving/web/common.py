@@ -32,6 +32,7 @@ from serving.web.errors import (
     REQUEST_ID,
     Headers,
     error_body,
+    error_facts,
     error_headers,
     request_id_of,
 )
@@ -71,7 +72,8 @@ def json_response(document: object, status: int = 200, headers: Headers | None =
 def error_response(error: BaseException, headers: Headers | None = None) -> Response:
     """Return the answer to a domain error, with the status that the one table gives it."""
     extra = [*error_headers(error), *(headers or [])]
-    return RawResponse(status_of(error), [JSON_TYPE, *extra], error_body(message_of(error)))
+    body = error_body(message_of(error), error_facts(error))
+    return RawResponse(status_of(error), [JSON_TYPE, *extra], body)
 
 
 class RequestIds:

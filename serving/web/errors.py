@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final, TypeAlias
 
+from registry.errors import OverBudget
 from serving.errors import QueueFull, ScopeMissing, Unauthorized
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
@@ -44,6 +45,11 @@ def new_request_id() -> str:
 def error_body(message: str, more: Mapping[str, object] | None = None) -> bytes:
     """Return the one form of all errors, ``{"error": message}``; ASCII, so that nothing fails."""
     return json.dumps({"error": message, **(more or {})}, separators=(",", ":")).encode("ascii")
+
+
+def error_facts(error: BaseException | None) -> dict[str, object]:
+    """Return what stands beside the text of an error: the plan of a load that has no room."""
+    return {"plan": dict(error.plan)} if isinstance(error, OverBudget) else {}
 
 
 def error_headers(error: BaseException) -> Headers:

@@ -305,6 +305,10 @@ class Supervisor:
         except OSError as error:
             return f"cannot be started: {error.strerror}", 1
         slot.process = process
+        if slot.restarts and not slot.is_candidate:
+            _log.info("worker started again", extra={
+                "slot": slot.index, "pid": process.pid, "restarts": slot.restarts,
+            })  # fmt: skip
         helpers = [
             asyncio.create_task(self._send_targets(slot, process), name="targets"),
             asyncio.create_task(self._watch(slot, process), name="watch"),

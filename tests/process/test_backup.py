@@ -26,7 +26,7 @@ def test_a_restored_store_serves_what_the_other_one_served(tmp_path: Path) -> No
         assert "snapshot 1 of " in done.stdout
         refused = ramrack(server, "restore", tmp_path / "copy", "--store", server.store)
         assert refused.returncode == 1
-        assert "the folder is not empty" in refused.stderr
+        assert f"the folder {server.store} is not empty" in refused.stderr
         done = ramrack(server, "restore", tmp_path / "copy", "--store", tmp_path / "b" / "store")
         assert done.returncode == 0, done.stderr
     with running_server(tmp_path / "b") as server:

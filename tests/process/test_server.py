@@ -238,7 +238,7 @@ def test_settings_that_are_wrong_are_refused(tmp_path: Path) -> None:
     [
         ("file", "is a file, not a folder"),
         ("file/store", "Not a directory"),
-        ("full", "the folder is not a store and not empty (it holds 'letter.txt')"),
+        ("full", "is not a store and not empty (it holds 'letter.txt')"),
     ],
 )
 def test_a_store_that_cannot_be_made_is_refused(tmp_path: Path, name: str, says: str) -> None:

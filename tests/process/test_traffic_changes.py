@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 
 from serving.cli import main
 from tests import graphs
-from tests.process.server import RunningServer, process_exists, running_server
+from tests.process.server import ROOT, RunningServer, process_exists, running_server
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(120)]
 ROUTE = "/admin/v1/models/id32/route"
@@ -43,6 +45,32 @@ def server(folder: Path) -> Iterator[RunningServer]:
 
 def whole(version: int) -> dict[str, object]:
     return {"split": [{"version": version, "weight": 100}], "shadow": []}
+
+
+def test_the_documented_commands_do_what_they_are_said_to_do(
+    server: RunningServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    """Every command of the page, one after the other, prints what stands below it."""
+    page = (ROOT / "docs" / "ADMIN_API.md").read_text().partition("## The same by command")[2]
+    session, models_file = re.findall(r"```(?:console|toml)\n(.*?)```", page, re.DOTALL)[:2]
+    monkeypatch.setenv("RAMRACK_URL", server.url)
+    monkeypatch.setenv("RAMRACK_ADMIN_URL", server.admin_url)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.json").write_text("[[1, 2, 3, 4]]")
+    (tmp_path / "models.toml").write_text(models_file.replace("fraud", "id32"))
+    steps = session.replace("fraud", "id32").split("$ ramrack ")[1:]
+    assert len(steps) == 8
+    for step in steps:
+        command, _, wanted = step.partition("\n")
+        code = main(shlex.split(command))
+        captured = capsys.readouterr()
+        said = captured.err if wanted.startswith("ramrack: ") else captured.out
+        assert code == (1 if wanted.startswith("ramrack: ") else 0), captured.err
+        pattern = re.escape(wanted.strip()).replace("…", "[\\s\\S]*?")
+        assert re.fullmatch(pattern, said.strip()), f"{command}:\n{said}"
 
 
 def test_change_of_route_with_a_hanging_worker_holds_everywhere(server: RunningServer) -> None:

@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 
 from registry import backup
-from registry.errors import InvalidInput, NotFound, StoreFailed, StoreFormat, StoreFull, StoreLocked
+from registry.errors import (
+    InvalidInput,
+    NotFound,
+    RegistryError,
+    StoreFailed,
+    StoreFormat,
+    StoreFull,
+    StoreLocked,
+)
 from registry.layout import StoreLock
 from registry.snapshots import SnapshotFolder
 from registry.store import Store
@@ -115,7 +123,7 @@ def test_the_next_backup_copies_only_what_is_new(full: Store, tmp_path: Path) ->
     assert set(contents(tmp_path / "old")["versions"]) == {("m", 1), ("n", 1)}
     third = back_up(full.root, tmp_path / "b")
     assert (third.copied_objects, third.freed_bytes) == (0, len(payload(2)))
-    with pytest.raises(NotFound, match="the backup has no snapshot 1: it has 3"):
+    with pytest.raises(NotFound, match=r"the backup .*/b has no snapshot 1: it has 3"):
         restore(tmp_path / "b", tmp_path / "gone", snapshot=1)
 
 
@@ -244,24 +252,62 @@ def test_folders_that_are_something_else_are_refused(full: Store, tmp_path: Path
     """Nothing is written over, and the message says what to do instead."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("x")
-    with pytest.raises(StoreFormat, match=r"not a backup and not empty .it holds 'thesis.txt'"):
+    strange = rf"{tmp_path}/mine is not a backup and not empty .it holds 'thesis.txt'"
+    with pytest.raises(StoreFormat, match=strange):
         back_up(full.root, tmp_path / "mine")
-    with pytest.raises(StoreFormat, match="inside of the store"):
+    with pytest.raises(StoreFormat, match=f"{full.root}/backup lies inside of the store"):
         back_up(full.root, full.root / "backup")
-    with pytest.raises(StoreFormat, match="it has no FORMAT file"):
+    with pytest.raises(StoreFormat, match=f"{tmp_path}/mine is not a store: it has no FORMAT file"):
         back_up(tmp_path / "mine", tmp_path / "b")
     with pytest.raises(InvalidInput, match="keep 0 is not allowed: at least 1"):
         back_up(full.root, tmp_path / "b", keep=0)
     assert not (tmp_path / "b").exists()
     back_up(full.root, tmp_path / "b")
     for folder in (full.root, tmp_path / "mine", tmp_path / "b"):
-        with pytest.raises(StoreFormat, match="is not empty"):
+        with pytest.raises(StoreFormat, match=f"{folder} is not empty"):
             restore(tmp_path / "b", folder)
-    with pytest.raises(StoreFormat, match="it has no BACKUP file"):
+    with pytest.raises(
+        StoreFormat, match=f"{tmp_path}/mine is not a backup: it has no BACKUP file"
+    ):
         restore(tmp_path / "mine", tmp_path / "again")
     (tmp_path / "b" / "BACKUP").write_text('{"format": 9}')
-    with pytest.raises(StoreFormat, match="format 9, this release reads up to 1"):
+    with pytest.raises(StoreFormat, match=f"{tmp_path}/b has format 9, this release reads up to 1"):
         restore(tmp_path / "b", tmp_path / "again")
+
+
+def test_what_is_not_there_or_not_allowed_names_its_folder(full: Store, tmp_path: Path) -> None:
+    """Missing folders, files in their place, disks that fail: where, and what to do."""
+    (tmp_path / "file").write_text("x")
+    back_up(full.root, tmp_path / "b")
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut" / "BACKUP").write_text('{"format": 1}')
+
+    class Full(UnsyncedFiles):
+        def create(self, path: Path) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    class Forbidden(UnsyncedFiles):
+        def create(self, path: Path) -> int:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    class Broken(UnsyncedFiles):
+        def fsync(self, descriptor: int) -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+    missing, new = tmp_path / "none", tmp_path / "new"
+    for attempt, says in (
+        (lambda: back_up(missing, new), f"no folder {missing}: give the folder that the"),
+        (lambda: restore(missing, new), f"no folder {missing}: give the folder that `ram"),
+        (lambda: back_up(full.root, tmp_path / "file"), f"backup {tmp_path}/file: .*: there must"),
+        (lambda: restore(tmp_path / "b", tmp_path / "file"), f"store {tmp_path}/file: .*: there m"),
+        (lambda: restore(tmp_path / "cut", new), f"{tmp_path}/cut holds no complete .*: run `ramr"),
+        (lambda: back_up(full.root, new, files=Full()), f"of the backup {new}: give it more space"),
+        (lambda: restore(tmp_path / "b", new, files=Full()), f"of the store {new}: give it more"),
+        (lambda: back_up(full.root, new, files=Forbidden()), f"{new}: {new}/.*: run the comm"),
+        (lambda: back_up(full.root, new, files=Broken()), f"backup {new}: .*: look at"),
+    ):  # fmt: skip
+        with pytest.raises(RegistryError, match=says):
+            attempt()
 
 
 def test_two_backups_into_one_folder_wait_for_each_other(full: Store, tmp_path: Path) -> None:
@@ -269,7 +315,9 @@ def test_two_backups_into_one_folder_wait_for_each_other(full: Store, tmp_path: 
     back_up(full.root, tmp_path / "b")
     lock = StoreLock(tmp_path / "b", "backup")
     try:
-        with pytest.raises(StoreLocked, match=r"the backup is in use by process .*: wait until"):
+        with pytest.raises(
+            StoreLocked, match=f"the backup {tmp_path}/b is in use by process .*: wait"
+        ):
             back_up(full.root, tmp_path / "b")
     finally:
         lock.close()
@@ -285,5 +333,5 @@ def test_a_store_that_never_rests_is_given_up(full: Store, tmp_path: Path, monke
             super().rename(source, target)
             full.write_document("state", {"value": next(marks)})
 
-    with pytest.raises(StoreFailed, match="changes faster than it can be read"):
+    with pytest.raises(StoreFailed, match=f"{full.root} changes faster than it can be read"):
         back_up(full.root, tmp_path / "b", files=Restless())

@@ -52,6 +52,7 @@ def test_admission_is_exact_at_the_limit(limit, fits):
     with pytest.raises(OverBudget, match="needs 41 bytes") as caught:
         budget.admit(limit, held, B, new, workers=2)
     assert caught.value.plan == {
+        "model": "m", "version": 2, "budget_bytes": 160,
         "needs_bytes": 41, "free_bytes": 40, "over_bytes": 0, "fits": False,
         "object_bytes": 101, "new_bytes": 1,
         "private_bytes_per_worker": 20, "workers": 2, "is_estimated": False, "reason": "",

@@ -160,7 +160,7 @@ def test_a_store_in_use_can_be_looked_at_and_not_changed(store: Store) -> None:
 
 def test_a_folder_that_is_no_store_cannot_be_looked_at(tmp_path: Path) -> None:
     """open_read_only makes nothing."""
-    with pytest.raises(StoreFormat, match="not a store"):
+    with pytest.raises(StoreFormat, match=f"there is no folder {tmp_path}/missing"):
         Store.open_read_only(tmp_path / "missing")
     assert list(tmp_path.iterdir()) == []
 

@@ -36,7 +36,7 @@ def test_the_servers_own_words_reach_the_user():
 def test_a_foreign_server_is_suspected():
     """An error without our form asks whether this is the right server."""
     client, _ = client_of(lambda _: httpx.Response(502, text="<html>"))
-    with client, pytest.raises(ClientError, match=r"502 .*is it a ramrack server"):
+    with client, pytest.raises(ClientError, match=r"502 .* is not how the ramrack server answers"):
         client.models()
 
 
@@ -73,7 +73,8 @@ def test_may_push_is_asked_before_anything_is_sent():
         (httpx.Response(403), httpx.Response(403, json={"error": "Host 'x' is foreign"}),
          "Host 'x' is foreign"),
         (httpx.Response(404), httpx.Response(404, json={"error": "path is not known"}),
-         "http://server:1 is not the admin plane of a server: is it the data plane?"),
+         ("http://server:1 is not the ramrack server, it has no /admin/v1/workers: give the "
+         "address of the ramrack server")),
     ):  # fmt: skip
         answers = {"/v2/health/live": live, "/admin/v1/workers": workers}
         seen = []

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -169,8 +170,9 @@ async def test_a_generation_is_taken_when_every_listening_worker_routes_by_it() 
             await it.supervisor.taken(2, 0.05)
 
 
-async def test_a_killed_worker_comes_back_with_the_target() -> None:
-    """Its sibling goes on; the slot shows the reason and counts the restart."""
+async def test_a_killed_worker_comes_back_with_the_target(caplog: pytest.LogCaptureFixture) -> None:
+    """Its sibling goes on; slot and log show the reason, the restart and the new process."""
+    caplog.set_level(logging.INFO, "serving.workers.supervisor")
     async with fleet() as it:
         it.supervisor.publish(target(3, A1))
         it.supervisor.start()
@@ -185,6 +187,9 @@ async def test_a_killed_worker_comes_back_with_the_target() -> None:
         assert (info.generation, info.reason) == (3, "killed by SIGKILL")
         assert it.pids()[1] == second
         assert it.supervisor.restarts() == NO_RESTARTS | {"signal": 1}
+        died, again = caplog.records
+        assert (died.getMessage(), vars(died)["reason"]) == ("worker died", "killed by SIGKILL")
+        assert (again.getMessage(), vars(again)["pid"]) == ("worker started again", it.pids()[0])
 
 
 async def test_e13_a_stopped_worker_is_noticed_and_replaced() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import httpx
@@ -91,6 +91,10 @@ class FakeFleet:
         if slot in self.refused_slots:
             raise WorkerLost(f"the new worker of slot {slot} did not take over: no room")
         self.replaced.append(slot)
+        self.slots = tuple(
+            replace(worker, pid=(worker.pid or 0) + 100) if worker.slot == slot else worker
+            for worker in self.slots
+        )
 
     def _report(self, key: VersionKey) -> VersionReport:
         if key in self.without_memory:

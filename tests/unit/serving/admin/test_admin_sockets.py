@@ -102,7 +102,7 @@ async def test_triton_client_loads_unloads_and_reads_our_errors(world, port):
     assert (live, ready) == (True, True)
     assert index == [("1", "UNAVAILABLE"), ("2", "READY")]
     assert "the route sends requests to it" in held
-    assert "no model 'none'" in unknown
+    assert "model 'none' is not known: there " in unknown
     assert "parameters.config" in config
     await world.control.traffic.delete_route("m", world.actor)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import os
 import re
 
@@ -55,7 +56,10 @@ async def test_whole_way_of_a_version(world, client):
     assert operation.json() == loaded.json()
 
     alias = await client.put(f"{MODELS}/m/aliases/prod", json={"version": 1})
-    assert alias.json() == {"model": "m", "alias": "prod", "version": 1, "previous": None}
+    assert alias.json() == {
+        "model": "m", "alias": "prod", "version": 1, "previous": None,
+        "etag": alias.headers["etag"],
+    }  # fmt: skip
     version = (await client.get(f"{MODELS}/m/versions/1")).json()
     assert (version["state"], version["traffic"], version["aliases"]) == ("READY", 100, ["prod"])
     assert version["batching"] == {"allowed": True, "reason": "rows are independent"}
@@ -337,6 +341,37 @@ async def test_load_that_ends_badly_has_the_status_of_its_cause(world, client):
     assert large.json()["plan"]["free_bytes"] == 1000
     plan = (await client.post(f"{MODELS}/m/versions/2:plan")).json()
     assert (plan["fits"], plan["needs_bytes"], plan["would_evict"]) == (False, 2003, [])
+    assert (plan["model"], plan["version"], plan["budget_bytes"]) == ("m", 2, 1000)
+    assert plan.pop("state") == "FAILED"
+    # Whoever did not wait for the end finds it in the operation.
+    assert large.json()["plan"] == plan
+    operation = large.json()["operation"]["id"]
+    assert (await client.get(f"/admin/v1/operations/{operation}")).json()["plan"] == plan
+    first = refused.json()["operation"]["id"]
+    assert "plan" not in (await client.get(f"/admin/v1/operations/{first}")).json()
+
+
+async def test_a_rollback_without_room_has_the_plan_of_what_it_had_to_load(world, client):
+    """The version that must come back does not fit: 507, the plan, and the route stays."""
+    await world.push_loaded("m", 1)
+    await world.push("m", b"g", b"w" * 2000)
+    await world.load("m", 2)
+    await world.push("m", b"other")
+    await world.load("m", 3)
+    for version in (2, 3):
+        body = {"split": [{"version": version, "weight": 100}]}
+        await client.put(f"{MODELS}/m/route", json=body)
+    await client.put(f"{MODELS}/m/route", json={"split": [{"version": 1, "weight": 100}]})
+    await world.unload("m", 2)
+    world.control.ledger.budget_bytes = 1000
+
+    answer = await client.post(f"{MODELS}/m/route:rollback", json={"to": 2})
+
+    assert "m/2 needs" in await error_of(answer, 507)
+    plan = answer.json()["plan"]
+    assert (plan["model"], plan["version"], plan["fits"]) == ("m", 2, False)
+    route = (await client.get(f"{MODELS}/m/route")).json()
+    assert route["split"] == [{"version": 1, "weight": 100}]
 
 
 async def test_events_are_listed_in_pages(world, client):
@@ -572,8 +607,12 @@ async def test_change_from_another_page_is_refused(client, headers, status):
     assert answer.status_code == status
 
 
-async def test_a_restart_of_the_workers_is_an_operation(world, client):
-    """Slot after slot; it is recorded with who wanted it and why, and names no version."""
+async def test_a_restart_of_the_workers_is_an_operation(world, client, caplog):
+    """Slot after slot; it is recorded with who wanted it and why, and names no version.
+
+    The log has its begin, each worker with the process before it, and its end.
+    """
+    caplog.set_level(logging.INFO, "serving.control.rolling")
     await world.control.restored()
     world.fleet.slots = tuple(WorkerInfo(n, 41 + n, "serving", 1, (n,), 0) for n in range(2))
     answer = await client.post("/admin/v1/workers:restart", params={"wait": 20, "reason": "leak"})
@@ -585,11 +624,24 @@ async def test_a_restart_of_the_workers_is_an_operation(world, client):
     )  # fmt: skip
     assert world.fleet.replaced == [0, 1]
     event = (await client.get("/admin/v1/events")).json()["events"][-1]
-    assert (event["kind"], event["reason"], event["after"]) == ("restart", "leak", {"workers": 2})
+    assert (event["kind"], event["reason"], event["after"]["workers"]) == ("restart", "leak", 2)
+    pids = [(item["slot"], item["old_pid"], item["pid"]) for item in event["after"]["replaced"]]
+    assert pids == [(0, 41, 141), (1, 42, 142)]
+    begun, *each, over = _rolling_log(caplog)
+    assert begun == "rolling restart of 2 workers begins"
+    assert [text.partition(" in ")[0] for text in each] == [
+        "worker of slot 0 is new: process 41 -> 141", "worker of slot 1 is new: process 42 -> 142",
+    ]  # fmt: skip
+    assert over.startswith("rolling restart is over: 2 workers are new after ")
 
 
-async def test_a_worker_that_cannot_be_replaced_ends_the_restart(world, client):
-    """The answer says which and why; the slots behind it are left alone."""
+def _rolling_log(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.getMessage() for each in caplog.records if each.name == "serving.control.rolling"]
+
+
+async def test_a_worker_that_cannot_be_replaced_ends_the_restart(world, client, caplog):
+    """The answer, the log and the record say which and why; slots behind it are left alone."""
+    caplog.set_level(logging.WARNING, "serving.control.rolling")
     await world.control.restored()
     world.fleet.slots = tuple(WorkerInfo(n, 41 + n, "serving", 1, (n,), 0) for n in range(3))
     world.fleet.refused_slots = {1}
@@ -597,6 +649,15 @@ async def test_a_worker_that_cannot_be_replaced_ends_the_restart(world, client):
 
     assert "slot 1 did not take over: no room" in await error_of(answer, 503)
     assert world.fleet.replaced == [0]
+    (said,) = _rolling_log(caplog)
+    assert said == (
+        "rolling restart ends after 1 of 3 workers, the others serve on: the new worker of slot 1 "
+        "did not take over: no room"
+    )
+    event = (await client.get("/admin/v1/events")).json()["events"][-1]
+    assert (event["kind"], event["after"]["workers"]) == ("restart_failed", 3)
+    assert "no room" in event["after"]["failed"]
+    assert [item["pid"] for item in event["after"]["replaced"]] == [141]
 
 
 async def test_a_restart_without_memory_for_one_more_worker_is_refused(world, client):

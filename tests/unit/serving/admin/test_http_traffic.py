@@ -114,7 +114,7 @@ async def test_wrong_route_is_refused_and_changes_nothing(full):
         ({"routes": {}}, 400, ["routes {}", "1 to 1000 models"]),
         ({"routes": []}, 400, ["routes []"]),
         ({"routes": {"a b": SPLIT}}, 400, ["model name 'a b'"]),
-        ({"routes": {"none": SPLIT}}, 404, ["no model 'none'"]),
+        ({"routes": {"none": SPLIT}}, 404, ["model 'none' is not known: there "]),
         ({"routes": {"m": {**SPLIT, "if_match": 3}}}, 400, ["routes.m: if_match 3"]),
         ({"routes": {"m": {**SPLIT, "if_match": '"0"'}}}, 409, ["m: If-Match"]),
         ({"routes": {"m": {**SPLIT, "ifmatch": ""}}}, 400, ["routes.m", "did you mean 'if_match'"]),
@@ -127,6 +127,37 @@ async def test_wrong_release_is_refused_and_changes_nothing(full, body, status, 
     async with full.client() as client:
         await refused(full, await client.put("/admin/v1/release", json=body), status, *words)
     assert seen(full) == before
+
+
+async def test_a_release_happens_only_to_the_routes_that_were_seen(full):
+    """If-Match holds for every route without an if_match of its own; one that moved stops all."""
+    async with full.client() as client:
+        tag = (await client.get(f"{M}/route")).json()["etag"]
+        before = seen(full)
+        for header, own in (('"0"', None), (tag, '"0"')):
+            guard = {} if own is None else {"if_match": own}
+            body = {"routes": {"m": {**SPLIT, **guard}}}
+            answer = await client.put("/admin/v1/release", json=body, headers={"if-match": header})
+            await refused(full, answer, 409, "m: If-Match '\"0\"'", f"is {tag} now")
+        assert seen(full) == before
+        whole = {"split": [share(1, 100)]}
+        answer = await client.put(
+            "/admin/v1/release", json={"routes": {"m": {**whole, "allow_incompatible": True}}},
+            headers={"if-match": f'"0", {tag}'},
+        )  # fmt: skip
+        assert answer.status_code == 200, answer.text
+
+
+async def test_the_etag_of_an_alias_is_shown_and_guards_it(full):
+    """The answer that sets it has it, the model lists it, and another one is refused."""
+    async with full.client() as client:
+        url = f"{M}/aliases/prod"
+        tag = (await client.put(url, json={"version": 1})).json()["etag"]
+        assert (await client.get(M)).json()["alias_etags"]["prod"] == tag
+        stale = await client.put(url, json={"version": 2}, headers={"if-match": '"0"'})
+        await refused(full, stale, 409, "If-Match")
+        gone = await client.delete(url, headers={"if-match": tag})
+        assert (gone.status_code, gone.json()["etag"]) == (200, None)
 
 
 @pytest.mark.parametrize(

@@ -432,7 +432,7 @@ async def test_release_happens_as_a_whole_or_not_at_all(world):
     ):
         with pytest.raises(error, match=says):
             await release(world, m=good, n=other)
-    with pytest.raises(NotFound, match="no model"):
+    with pytest.raises(NotFound, match=r"model .unknown. is not known: there are m, n"):
         await release(world, m=good, unknown=good)
 
     assert (generation(world), world.store.events.last_seq, len(world.fleet.targets)) == before

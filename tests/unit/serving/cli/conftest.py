@@ -35,7 +35,7 @@ class FakeServer:
         self.versions: dict[str, list[dict[str, Any]]] = {}
         self.calls: list[tuple[str, str, dict[str, list[str]], Any]] = []
         self.headers: list[dict[str, str]] = []
-        self.answers: dict[tuple[str, str], list[tuple[int, dict[str, Any]]]] = {}
+        self.answers: dict[tuple[str, str], list[tuple[int, Any]]] = {}
         self.url = ""
         self.lock = threading.Lock()
         self.was_polled = threading.Event()
@@ -123,10 +123,10 @@ ROUTES: list[tuple[str, str, Handler]] = [
     ("PUT", "/admin/v1/models/([^/]+)/route", put_route),
     ("GET", "/v2/health/live", lambda s, _: (200, {"live": True})),
     ("GET", "/admin/v1/workers",
-     lambda s, _: (200, {"workers": [{"slot": 0, "state": "READY", "reason": ""}]})),
+     lambda s, _: (200, {"workers": [{"slot": 0, "pid": 7, "state": "READY", "reason": ""}]})),
     ("GET", "/admin/v1/memory", lambda s, _: (200, {
         "budget_bytes": 4096, "committed_bytes": 1024, "free_bytes": 3072, "versions": []})),
-    ("GET", "/v2/models/stats", lambda s, _: (200, {"model_stats": []})),
+    ("GET", "/metrics", lambda s, _: (200, "")),
 ]  # fmt: skip
 
 
@@ -149,7 +149,8 @@ def server() -> Iterator[FakeServer]:
                 fake.was_polled.set()
             fake.headers.append({key.lower(): value for key, value in self.headers.items()})
             status, document = fake.respond(self.command, parts.path, query, body)
-            content = b"" if self.command == "HEAD" else json.dumps(document).encode()
+            text = document if isinstance(document, str) else json.dumps(document)
+            content = b"" if self.command == "HEAD" else text.encode()
             self.send_response(status)
             self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(content)))

@@ -266,3 +266,30 @@ def test_push_asks_for_the_server_before_it_converts(tmp_path, capsys, fake_pack
     assert main(["push", "m", str(path), "--admin-url", "http://127.0.0.1:1"]) == 1
     assert "no server at" in capsys.readouterr().err
     assert fake_package == []
+
+
+def test_a_push_whose_version_has_no_room_says_which_it_is_and_how_to_make_some(
+    server, tmp_path: Path, capsys, fake_package
+):
+    """The version is stored all the same: its number is told, then what lacks; JSON has it all."""
+    path = tmp_path / "m.onnx"
+    path.write_bytes(ONNX_HEAD)
+    plan = {
+        "model": "m", "version": 1, "budget_bytes": 4096, "needs_bytes": 2048, "free_bytes": 1024,
+        "fits": False, "new_bytes": 1024, "private_bytes_per_worker": 512, "workers": 2,
+        "would_evict": [{"model": "n", "version": 7, "frees_bytes": 3072}],
+        "fits_after_evicting": True, "is_estimated": False,
+    }  # fmt: skip
+    refusal = (507, {"error": "no room", "plan": plan})
+    server.answers["POST", "/admin/v1/models/m/versions/1:load"] = [refusal]
+    server.answers["POST", "/admin/v1/models/m/versions/2:load"] = [refusal]
+    arguments = ["push", "m", str(path), "--load", "--admin-url", server.url]
+    assert main(arguments) == 1
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[-1].startswith("new version 1 (")
+    assert captured.err.splitlines()[0] == "ramrack: no room"
+    assert "ramrack unload n 7   gives 3.0 KiB" in captured.err
+    assert captured.err.splitlines()[-1] == "then try again: ramrack load m 1"
+    assert main([*arguments, "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["version"], told["error"], told["plan"]) == (2, "no room", plan)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from serving.cli import main
+from serving.metrics.layout import DURATION_BOUNDS_S
 from tests.unit.serving.cli.conftest import FakeServer, operation
 
 
@@ -54,31 +57,69 @@ def test_a_name_from_elsewhere_cannot_steer_the_terminal(ramrack, server: FakeSe
     assert "[red]x" in out
 
 
-def test_ps_shows_what_is_loaded_with_its_requests(ramrack, server: FakeServer):
-    """Only loaded versions, with counts of the data plane and the memory in all."""
+def metrics(good: int, refused: int) -> str:
+    """A page of counters of fraud/1, each answer of which took between 15 and 20 ms."""
+    label = 'model="fraud",version="1"'
+    lines = [f'ramrack_requests_total{{code="200",{label}}} {good}',
+             f'ramrack_requests_total{{code="429",{label}}} {refused}']  # fmt: skip
+    lines += [
+        f'ramrack_request_duration_seconds_bucket{{le="{bound}",{label}}} '
+        f"{good if bound >= 0.02 else 0}"
+        for bound in (*DURATION_BOUNDS_S, float("inf"))
+    ]
+    counter = "# TYPE ramrack_requests_total counter"
+    histogram = "# TYPE ramrack_request_duration_seconds histogram"
+    return "\n".join([counter, *lines[:2], histogram, *lines[2:], ""])
+
+
+def test_ps_shows_what_is_loaded_with_its_requests_and_rates(
+    ramrack, server: FakeServer, monkeypatch
+):
+    """Only loaded versions: counts, rates and latencies between two looks, memory in all."""
     server.add_version("fraud", "READY")
     server.add_version("fraud")
-    counts = {"success": {"count": 41}, "fail": {"count": 2}}
-    server.answers["GET", "/v2/models/stats"] = [
-        (200, {"model_stats": [{"name": "fraud", "version": "1", "inference_stats": counts}]})
-    ]
-    code, out, err = ramrack("ps")
-    assert code == 0
-    assert out.splitlines()[1].split()[:2] == ["fraud", "1"]
-    assert " 41 " in out
-    assert len(out.splitlines()) == 2
+    server.add_version("fraud", "FAILED")["reason"] = "no such operator"
+    server.answers["GET", "/metrics"] = [(200, metrics(41, 2)), (200, metrics(81, 12))]
+    clock = iter((100.0, 102.0))
+    now = SimpleNamespace(monotonic=lambda: next(clock))
+    monkeypatch.setattr("serving.cli.top_reading.time", now)
+    waits: list[float] = []
+    monkeypatch.setattr("serving.cli.ps.time", SimpleNamespace(sleep=waits.append))
+    code, out, err = ramrack("ps", "--seconds", "2", "--json")
+    assert (code, waits) == (0, [2.0]), err
+    seen = json.loads(out)
+    good, failed = seen["versions"]
+    assert good["requests"] == {"succeeded": 81, "failed": 12}
+    assert (good["requests_per_s"], good["refused_per_s"], good["failed_per_s"]) == (25.0, 5.0, 0.0)
+    assert 15 <= good["p50_ms"] <= good["p99_ms"] <= 20
+    assert (failed["requests_per_s"], failed["p50_ms"]) == (0.0, None)
+    assert seen["seconds"] == 2.0
+
+    clock = iter((100.0,))
+    code, out, err = ramrack("ps", "--seconds", "0")
+    head, first, second = (line.split() for line in out.splitlines())
+    assert head[5:12] == ["req/s", "p50", "ms", "p99", "ms", "err/s", "requests"]
+    assert first[:11] == ["fraud", "1", "READY", "-", "-", "-", "-", "-", "-", "81", "12"]
+    assert second[-3:] == ["no", "such", "operator"]
     assert err == ("memory: 1.0 KiB committed of 4.0 KiB, 3.0 KiB free; workers: 1 of 1 serve\n")
-    _, out, _ = ramrack("ps", "--json")
-    assert json.loads(out)["versions"][0]["requests"] == {"succeeded": 41, "failed": 2}
 
 
-def test_ps_works_while_the_data_plane_does_not_answer(ramrack, server: FakeServer):
-    """Without request counts the rest is still shown."""
-    server.add_version("fraud", "READY")
-    server.answers["GET", "/v2/models/stats"] = [(503, {"error": "stopping"})]
-    code, out, err = ramrack("ps")
-    assert (code, "no request counts: stopping" in err) == (0, True)
-    assert "fraud" in out
+@pytest.mark.parametrize(("columns", "is_whole"), [(80, False), (300, True)])
+def test_ps_fits_the_terminal(ramrack, server: FakeServer, monkeypatch, columns, is_whole):
+    """Eighty columns have what top has, and what is wrong below; no line is folded."""
+    version = server.add_version("fraud-detection-with-a-long-name", "READY")
+    version["aliases"] = ["champion", "candidate"]
+    server.add_version("fraud-detection-with-a-long-name", "FAILED")["reason"] = "x" * 20
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    code, out, err = ramrack("ps", "--seconds", "0")
+    assert code == 0, err
+    out = re.sub(r"\x1b\[\d+m", "", out)
+    assert len(out.splitlines()) == 3
+    assert max(map(len, out.splitlines())) <= columns
+    assert ("locked" in out, "champion, candidate" in out) == (is_whole, is_whole)
+    said = f"fraud-detection-with-a-long-name/2 is FAILED: {'x' * 20}"
+    assert (said in err, "x" * 20 in out) == (not is_whole, is_whole)
 
 
 def test_load_waits_for_the_end_of_the_operation(ramrack, server: FakeServer):
@@ -120,36 +161,118 @@ def test_a_load_that_takes_longer_than_asked_goes_on(ramrack, server: FakeServer
     assert "still warming up after 0 s; it goes on in the server as operation op1" in err
 
 
-def test_unload_and_plan(ramrack, server: FakeServer):
-    """Unload waits for its end; plan prints what a load would need."""
+def test_unload_waits_for_its_end(ramrack, server: FakeServer):
+    """One sentence when the memory is given back."""
     server.add_version("m", "READY")
     assert ramrack("unload", "m", "1") == (0, "m/1 is unloaded\n", "")
-    server.answers["POST", "/admin/v1/models/m/versions/1:plan"] = [
-        (200, {"needs_bytes": 2048, "free_bytes": 1024, "fits": False, "new_bytes": 1024,
-               "private_bytes_per_worker": 512})
-    ]  # fmt: skip
+
+
+def plan_document(**more: object) -> dict[str, object]:
+    return {
+        "model": "m", "version": 1, "budget_bytes": 4096, "needs_bytes": 2048, "free_bytes": 1024,
+        "fits": False, "new_bytes": 1024, "private_bytes_per_worker": 512, "workers": 2,
+        "would_evict": [], "fits_after_evicting": False, "is_estimated": False, **more,
+    }  # fmt: skip
+
+
+WITH_ROOM = {
+    "would_evict": [
+        {"model": "n", "version": 7, "frees_bytes": 3072},
+        {"model": "other", "version": 12, "frees_bytes": 512},
+    ],
+    "fits_after_evicting": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("more", "out_has", "err"),
+    [
+        (
+            {},
+            ["lacks 1.0 KiB", "fits no"],
+            ("nothing can be unloaded: every other loaded version is routed, aliased, or what a "
+            "rollback goes back to (`ramrack ps` shows them); start the server with a larger "
+            "--memory-budget\n"),
+        ),
+        (
+            WITH_ROOM,
+            ["budget 4.0 KiB", "fits no"],
+            ("nothing is unloaded by itself; these versions answer nobody, so unload them:\n"
+            "  ramrack unload n 7        gives 3.0 KiB\n"
+            "  ramrack unload other 12   gives 512 B\n"
+            "then try again: ramrack load m 1\n"),
+        ),
+        (
+            {"fits": True, "free_bytes": 4096, "is_estimated": True,
+             "private_bytes_per_worker": None, "state": "UNLOADED"},
+            ["needs at least 2.0 KiB", "not known before the first load", "fits yes"],
+            "",
+        ),
+        (
+            {"fits": True, "free_bytes": 4096, "needs_bytes": 0, "state": "LOADING"},
+            ["load of m/1, which is under way"],
+            "",
+        ),
+    ],
+)  # fmt: skip
+def test_plan_says_what_a_load_needs_and_how_to_make_room(
+    ramrack, server: FakeServer, more, out_has, err
+):
+    """Needs, free and budget; what does not fit comes with the commands to type."""
+    server.answers["POST", "/admin/v1/models/m/versions/1:plan"] = [(200, plan_document(**more))]
+    code, out, said = ramrack("plan", "m", "1")
+    assert (code, said) == (0, err)
+    words = " ".join(out.split())
+    assert [part for part in out_has if part not in words] == []
+    assert json.loads(ramrack("plan", "m", "1", "--json")[1]) == plan_document(**more)
+
+
+def test_plan_of_a_loaded_version_says_what_it_holds(ramrack, server: FakeServer):
+    """Nothing more is needed, and that is said first; what it has now is listed."""
+    server.add_version("m", "READY")["memory"] |= {
+        "object_bytes": 3072, "shared_bytes": 2048,
+        "shared_with": [{"model": "m", "version": n} for n in range(2, 12)],
+    }  # fmt: skip
+    plan = plan_document(state="READY", needs_bytes=0, fits=True)
+    server.answers["POST", "/admin/v1/models/m/versions/1:plan"] = [(200, plan)]
     code, out, err = ramrack("plan", "m", "1")
-    assert code == 0
-    assert "2.0 KiB" in out
-    assert out.splitlines()[-1].split() == ["fits", "no"]
-    assert "nothing can be unloaded" in err
-    server.answers["POST", "/admin/v1/models/m/versions/1:plan"] = [
-        (200, {"needs_bytes": 2048, "free_bytes": 1024, "fits": False, "new_bytes": 1024,
-               "private_bytes_per_worker": 512, "fits_after_evicting": True,
-               "would_evict": [{"model": "n", "version": 7, "frees_bytes": 3072}]})
+    assert (code, err) == (0, "")
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert lines == [
+        "m/1 is READY: it is in the sum of `ramrack ps` already",
+        "it holds",
+        "graph and weights, once for all workers 3.0 KiB",
+        "of it shared with m/2, m/3, m/4, m/5, m/6, m/7, m/8, m/9 and others 2.0 KiB",
+        "private, each of 2 workers 1.0 KiB",
+        "a load would need nothing more",
+        "free 1.0 KiB",
+        "budget 4.0 KiB",
+    ]
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_load_without_room_says_what_to_unload(ramrack, server: FakeServer, is_late: bool):
+    """Whether refused at once or in the end: the figures and commands, in --json the plan."""
+    server.add_version("m")
+    path, plan = "/admin/v1/models/m/versions/1:load", plan_document(**WITH_ROOM)
+    server.answers["POST", path] = [(507, {"error": "no room", "plan": plan})]
+    if is_late:
+        server.answers["POST", path] = [(202, operation("load", "running"))]
+        failed = operation("load", "failed", "no room") | {"plan": plan}
+        server.answers["GET", "/admin/v1/operations/op1"] = [(200, failed)]
+    code, out, err = ramrack("load", "m", "1")
+    assert (code, out) == (1, "")
+    assert [" ".join(line.split()) for line in err.splitlines()] == [
+        "ramrack: no room", "needs 2.0 KiB",
+        "of it graph and weights that are not here yet 1.0 KiB",
+        "of it private, each of 2 workers 512 B", "free 1.0 KiB", "budget 4.0 KiB",
+        "lacks 1.0 KiB",
+        "nothing is unloaded by itself; these versions answer nobody, so unload them:",
+        "ramrack unload n 7 gives 3.0 KiB", "ramrack unload other 12 gives 512 B",
+        "then try again: ramrack load m 1",
     ]  # fmt: skip
-    code, out, err = ramrack("plan", "m", "1")
-    assert "an unload of n/7 gives" in out.splitlines()[-1]
-    assert "3.0 KiB" in out.splitlines()[-1]
-    assert "ramrack unload makes that room" in err
-    server.answers["POST", "/admin/v1/models/m/versions/1:plan"] = [
-        (200, {"needs_bytes": 2048, "free_bytes": 4096, "fits": True, "new_bytes": 1024,
-               "private_bytes_per_worker": None, "is_estimated": True, "reason": "not measured"})
-    ]  # fmt: skip
-    code, out, _ = ramrack("plan", "m", "1")
-    assert code == 0
-    assert "at least 2.0 KiB" in out
-    assert "not known before the first load" in out
+    code, out, _ = ramrack("load", "m", "1", "--json")
+    assert (code, json.loads(out)) == (1, {"error": "no room", "plan": plan})
 
 
 def test_alias_is_set_deleted_and_shown(ramrack, server: FakeServer):
@@ -246,8 +369,8 @@ def test_nobody_there_is_one_line_of_advice(ramrack, server: FakeServer):
     code, out, err = ramrack("ls", "--admin-url", "http://127.0.0.1:1")
     assert (code, out) == (1, "")
     assert err == (
-        "ramrack: no server at http://127.0.0.1:1: start one with `ramrack serve`, "
-        "or give its address\n"
+        "ramrack: no server at http://127.0.0.1:1: start one with `ramrack serve`, or give the "
+        "address of the admin plane with --admin-url or RAMRACK_ADMIN_URL\n"
     )
 
 

@@ -100,6 +100,22 @@ def test_predict_sends_rows_in_pieces_and_prints_them_in_order(
     assert answer["model_versions"] == ["7"]
 
 
+def test_predict_sends_the_routing_key(server: FakeServer, tmp_path: Path, capsys):
+    """As a header with every request; with a version it is wrong usage, as is one no header has."""
+    path = tmp_path / "rows.json"
+    path.write_text("[[1.0]]")
+    server.answers["POST", "/v1/models/m:predict"] = [(200, {"predictions": [1]})]
+    arguments = ["predict", "m", "-i", str(path), "--url", server.url, "--routing-key"]
+    assert main([*arguments, "customer-17"]) == 0
+    assert server.headers[-1]["x-routing-key"] == "customer-17"
+    sent = len(server.calls)
+    for more in (["x", "--version", "3"], [""], ["x" * 257], ["é"]):
+        capsys.readouterr()
+        assert main([*arguments, *more]) == 2
+        assert "--routing-key" in capsys.readouterr().err
+    assert len(server.calls) == sent
+
+
 def test_predict_sends_a_v2_body_as_it_stands(server: FakeServer, tmp_path: Path, capsys):
     """A body with datatypes goes to the V2 path, and the answer is printed as JSON."""
     path = tmp_path / "body.json"

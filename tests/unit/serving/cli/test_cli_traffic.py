@@ -80,8 +80,8 @@ def test_ps_and_ls_show_shares_and_shadows(ramrack, server: FakeServer):
     first, second, third = server.versions["m"]
     first["traffic"], second["traffic"] = 90, 10
     third |= {"is_shadow": True, "is_previous": True}
-    for command in ("ls", "ps"):
-        lines = ramrack(command)[1].splitlines()[1:]
+    for command in (["ls"], ["ps", "--seconds", "0"]):
+        lines = ramrack(*command)[1].splitlines()[1:]
         assert [
             [word for word in ("90 %", "10 %", "shadow") if word in line] for line in lines
         ] == [["90 %"], ["10 %"], ["shadow"]]  # fmt: skip
@@ -104,6 +104,34 @@ def test_release_sends_all_routes_in_one_call(ramrack, server: FakeServer):
         ("/admin/v1/release", {"routes": {"m": SPLIT, "n": {"latest": True}, "o": four}})
     ]
     assert len(json.loads(ramrack("release", "m=1", "--json")[1])["routes"]) == 2
+
+
+def test_a_release_may_be_guarded_by_the_etag_of_each_route(ramrack, server: FakeServer):
+    """Each route carries the etag that was given for it; the quotes may be left out."""
+    server.answers["PUT", "/admin/v1/release"] = [(200, {"routes": []})]
+    code, _, _ = ramrack(
+        "release", "m=1", "n=latest", "o=2", "--if-match", "m=12", "--if-match", 'n="7"'
+    )
+    assert code == 0
+    ((_, body),) = sent(server)
+    assert [body["routes"][name].get("if_match") for name in "mno"] == ['"12"', '"7"', None]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--if-match", "12"], "'12' is not allowed: use NAME=ETAG"),
+        (["--if-match", "n=12"], "--if-match: model 'n' is not in this release: it has m"),
+        (["--if-match", "m=x"], "'x' is no etag"),
+        (["--if-match", "m=1", "--if-match", "m=2"], "--if-match: model 'm' stands twice"),
+        (["--shadow", "n=3"], "--shadow: model 'n' is not in this release: it has m"),
+    ],
+)
+def test_a_wrong_guard_of_a_release_is_wrong_usage(ramrack, server: FakeServer, words, says):
+    """Ends with 2, names what is wrong, and sends nothing."""
+    code, out, err = ramrack("release", "m=1", *words)
+    assert (code, out, server.calls) == (2, "", [])
+    assert says in err
 
 
 def settings_document(**values: Any) -> dict[str, Any]:
@@ -136,11 +164,11 @@ def test_settings_are_shown_and_changed(ramrack, server: FakeServer):
         (("route", "m", "1=90", "2=20"), "the weights sum to 110"),
         (("route", "m", "1", "2"), "'1' is not allowed: use VERSION=WEIGHT, such as 3=90 4=10"),
         (("route", "m", "1=50", "1=50"), "1 stands twice"),
-        (("route", "m", "1=100", "2=0"), "weight: 0 is not allowed: use an integer from 1 to 100"),
+        (("route", "m", "1=100", "2=0"), "'2=0': weight 0 is not allowed: use 1 to 100"),
         (("route", "m", "1=50.5", "2=49.5"), "'1=50.5' is not allowed"),
         (("route", "m", "1=-5", "2=105"), "'1=-5' is not allowed"),
         (("route", "m", "x=100"), "version 'x' is not allowed"),
-        (("route", "m", "latest"), "version 'latest' is not allowed"),
+        (("route", "m", "latest"), "latest is no version: use --latest"),
         (("route", "m", "1", "--shadow", "1"), "1 is in the split"),
         (("route", "m", "1", "--shadow", "x"), "version 'x' is not allowed"),
         (("route", "m", "--shadow", "1"), "--shadow goes with the versions that answer"),
@@ -259,9 +287,12 @@ def test_apply_of_what_is_so_already_does_nothing(applied, server: FakeServer):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[models.n]\nroute = 1\n", "no model 'n': nothing was changed: push it first"),
-        ("[models.m]\nroute = 9\n", "m has no version 9: nothing was changed"),
-        ("[models.m]\naliases = { prod = 4 }\n", "m/4 is UNLOADED: nothing was changed: load it"),
+        ("[models.n]\nroute = 1\n", "nothing was changed: model 'n' is not known: there is m"),
+        (
+            "[models.m]\nroute = 9\n",
+            "nothing was changed: model 'm' has no version 9: it has 1, 2, 3",
+        ),
+        ("[models.m]\naliases = { prod = 4 }\n", "nothing was changed: m/4 is UNLOADED: load it"),
         ("[models.m]\nroute = 1\nshadow = [4]\n", "m/4 is UNLOADED"),
     ],
 )
