@@ -121,7 +121,7 @@ THREATS: Final = (
     ),
     Threat(
         "slow clients", "slow_clients", "a byte now and then; answers that nobody reads",
-        ("serving/web/protocol.py", "serving/web/deadlines.py", "serving/data/lane.py"),
+        ("serving/web/timed.py", "serving/web/deadlines.py", "serving/data/lane.py"),
         (f"{_REQUESTS}::test_slow_clients",),
         "deadlines a million seconds later: it never hung up",
     ),

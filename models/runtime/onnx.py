@@ -109,7 +109,7 @@ class OnnxServable:
         self._session: Session | None = session
         self._signature = signature
         self._inputs = tuple(
-            (spec, numpy_dtype(spec.datatype), spec.datatype == "BYTES")
+            (spec.name, numpy_dtype(spec.datatype), spec.datatype == "BYTES", len(spec.shape), spec)
             for spec in signature.inputs
         )
         self._outputs = {spec.name: spec for spec in signature.outputs}
@@ -118,7 +118,7 @@ class OnnxServable:
         self._output_dims = {node.name: tuple(node.shape) for node in session.get_outputs()}
         self._dtypes = {spec.name: numpy_dtype(spec.datatype) for spec in signature.outputs}
         self._rowwise = [
-            spec.name for spec in signature.inputs if spec.shape and spec.shape[0] == -1
+            i for i, spec in enumerate(signature.inputs) if spec.shape and spec.shape[0] == -1
         ]
         self._running: dict[int, RunOptions] = {}
         # Of runs that were not told to end: making them anew takes a tenth of a small run.
@@ -140,31 +140,41 @@ class OnnxServable:
             names = list(outputs)
             for name in names:
                 self._output(name)
-        feeds = self._feeds(inputs)
-        if self._is_empty_batch(feeds):
-            sizes = self._sizes_of(feeds)
-            return [_no_rows(self._output(name), self._output_dims[name], sizes) for name in names]
+        feeds, shapes = self._feeds(inputs)
+        for index in self._rowwise:
+            if not shapes[index][0]:
+                sizes = self._sizes_of(feeds)
+                return [
+                    _no_rows(self._output(name), self._output_dims[name], sizes) for name in names
+                ]
         if not names:
             return []
+        # Names and types of the inputs are the signature's by now.
+        form = tuple(shapes) if outputs is None else (*shapes, *names)
         session, options = self._begin()
         try:
-            results = session.run(names, feeds, options)
+            results = session.run(names, feeds, options, form)
         except RUNTIME_ERRORS as error:
-            if options.terminate:
+            if options.is_ended:
                 raise RunTerminated("the run was ended because it took too long") from None
             raise run_error(error) from None
         finally:
             with self._lock:
                 del self._running[id(options)]
-                if not options.terminate:
+                if not options.is_ended:
                     self._idle.append(options)
-        return [self._result(name, result) for name, result in zip(names, results, strict=True)]
+        dtypes = self._dtypes
+        for index, name in enumerate(names):
+            # The runtime's own binding may be asked for a type that it gives in another way.
+            if results[index].dtype is not dtypes[name] or results[index].dtype.hasobject:
+                results[index] = self._result(name, results[index])
+        return results
 
     def terminate(self) -> None:
         """End all runs under way; each raises RunTerminated. Later runs are not affected."""
         with self._lock:
             for options in self._running.values():
-                options.terminate = True
+                options.terminate()
 
     def close(self) -> None:
         """Give back all memory. No run may be under way. A second call does nothing."""
@@ -182,31 +192,29 @@ class OnnxServable:
             self._running[id(options)] = options
             return self._session, options
 
-    def _feeds(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    def _feeds(self, inputs: Mapping[str, Array]) -> tuple[dict[str, Array], list[tuple[int, ...]]]:
+        """Return what the graph takes, with the shape of each, in the signature's order."""
         feeds: dict[str, Array] = {}
-        for spec, dtype, is_text in self._inputs:
-            array = inputs.get(spec.name)
+        shapes = []
+        for name, dtype, is_text, dims, spec in self._inputs:
+            array = inputs.get(name)
             if array is None:
-                raise InputRefused(f"input {spec.name!r} is missing")
-            if array.dtype != dtype:
+                raise InputRefused(f"input {name!r} is missing")
+            if array.dtype is not dtype and array.dtype != dtype:
+                raise InputRefused(f"input {name!r}: got {array.dtype}, expected {spec.datatype}")
+            shape = array.shape
+            if len(shape) != dims:
                 raise InputRefused(
-                    f"input {spec.name!r}: got {array.dtype}, expected {spec.datatype}"
-                )
-            if array.ndim != len(spec.shape):
-                raise InputRefused(
-                    f"input {spec.name!r}: got shape {list(array.shape)}, "
-                    f"expected {list(spec.shape)}"
+                    f"input {name!r}: got shape {list(shape)}, expected {list(spec.shape)}"
                 )
             if is_text:
-                array = to_runtime(array, spec.name)
-            feeds[spec.name] = array if array.flags.c_contiguous else np.ascontiguousarray(array)
+                array = to_runtime(array, name)
+            feeds[name] = array if array.flags.c_contiguous else np.ascontiguousarray(array)
+            shapes.append(shape)
         if len(inputs) > len(feeds):
             unknown = min(set(inputs) - set(feeds))
             raise InputRefused(f"input {shown(unknown)} is unknown")
-        return feeds
-
-    def _is_empty_batch(self, feeds: Mapping[str, Array]) -> bool:
-        return any(not feeds[name].shape[0] for name in self._rowwise)
+        return feeds, shapes
 
     def _output(self, name: str) -> TensorSpec:
         spec = self._outputs.get(name)

@@ -5,7 +5,8 @@ through ctypes, which take as long as a small forest. For inputs of a form that 
 it stands ready: the numbers are copied in, the graph is run, the results are copied out.
 
 The runtime writes into an output that it is given only if the shape is right, and fails where it
-depends on the numbers. Whoever runs a frame then runs the ordinary way and calls ``forbid``.
+depends on the numbers. Whoever runs a frame then runs the ordinary way and calls ``loosen``: from
+then on frames keep inputs only, as they do where outputs are texts.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ DTYPES: Final = {
     }.items()
 }  # fmt: skip
 CODES: Final = {dtype: code for code, dtype in DTYPES.items()}
-Key = tuple[object, ...]
+# What tells runs of one session apart: hashable.
+Form = tuple[object, ...]
 Named = Iterable[tuple[str, Array]]
 
 
@@ -58,19 +60,27 @@ def tensor_over(library: OrtLibrary, array: Array) -> int:
 
 
 class Frame:
-    """Inputs and outputs of one form. One run at a time may use it."""
+    """Inputs and outputs of one form. One run at a time may use it.
 
-    def __init__(self, library: OrtLibrary, session: int, inputs: Named, outputs: Named) -> None:
+    ``outputs`` None: it keeps the inputs only, as ``values`` for an ordinary run.
+    """
+
+    def __init__(
+        self, library: OrtLibrary, session: int, inputs: Named, outputs: Named | None
+    ) -> None:
         self._library = library
         self._values: list[int] = []
-        self.binding: int | None = library.made("CreateIoBinding", session).value
+        self.binding: int | None = None
+        if outputs is not None:
+            self.binding = library.made("CreateIoBinding", session).value
         self.inputs = [
             self._bound_texts(name, array)
             if array.dtype == object
             else self._bound("BindInput", name, array)
             for name, array in inputs
         ]
-        kept = [self._bound("BindOutput", name, array) for name, array in outputs]
+        self.values = list_of(c_void_p, len(self._values))(*self._values)
+        kept = [self._bound("BindOutput", name, array) for name, array in outputs or ()]
         self._written = [array.reshape(-1).view(np.uint8) for array in kept]
         self.copies = [array.copy for array in kept]
         self.is_proven = False
@@ -78,13 +88,15 @@ class Frame:
     def _bound(self, function: str, name: str, like: Array) -> Array:
         array = _aligned(like)
         self._values.append(tensor_over(self._library, array))
-        self._library.call(function, self.binding, name.encode(), self._values[-1])
+        if self.binding is not None:
+            self._library.call(function, self.binding, name.encode(), self._values[-1])
         return array
 
     def _bound_texts(self, name: str, like: Array) -> KeptTexts:
         kept = KeptTexts(self._library, like.shape)
         self._values.append(kept.value.value or 0)
-        self._library.call("BindInput", self.binding, name.encode(), kept.value)
+        if self.binding is not None:
+            self._library.call("BindInput", self.binding, name.encode(), kept.value)
         return kept
 
     def mark(self) -> bool:
@@ -102,7 +114,8 @@ class Frame:
 
     def __del__(self) -> None:
         if hasattr(self, "binding"):
-            self._library.functions["ReleaseIoBinding"](self.binding)
+            if self.binding is not None:
+                self._library.functions["ReleaseIoBinding"](self.binding)
             for value in self._values:
                 self._library.release_value(value)
 
@@ -123,13 +136,14 @@ class Frames:
 
     def __init__(self, library: OrtLibrary) -> None:
         self._library = library
-        self._pools: dict[Key, _Pool] = {}
+        self._pools: dict[Form, _Pool] = {}
         # Forms that came once: many never come again.
-        self._seen: dict[Key, None] = {}
+        self._seen: dict[Form, None] = {}
         self._turns = itertools.count()
         self._full_until = self._count = self._size_bytes = 0
         self._lock = threading.Lock()
         self.is_allowed = True
+        self._has_outputs = True
 
     @property
     def count(self) -> int:
@@ -141,7 +155,7 @@ class Frames:
         """What the arrays of those that are kept take."""
         return self._size_bytes
 
-    def idle(self, key: Key) -> list[Frame] | None:
+    def idle(self, key: Form) -> list[Frame] | None:
         """Return the frames of a form that no run uses: take one off, and put it back after.
 
         The list is another one where they were given up meanwhile; who has this one ends them.
@@ -154,16 +168,17 @@ class Frames:
 
     def learn(
         self,
-        key: Key,
+        key: Form,
         session: int,
         names: Sequence[str],
         feeds: Mapping[str, Array],
         results: Sequence[Array],
     ) -> None:
         """Hear of an ordinary run, and keep a frame of its form if it is worth one."""
-        if not all(array.dtype in CODES for array in results):
-            return
-        size = sum(array.nbytes for array in results)
+        outputs = None
+        if self._has_outputs and all(array.dtype in CODES for array in results):
+            outputs = zip(names, results, strict=True)
+        size = sum(array.nbytes for array in results) if outputs is not None else 0
         for array in feeds.values():
             size += array.size * KEPT_TEXT_BYTES if array.dtype == object else array.nbytes
         if size > MOST_FRAME_BYTES:
@@ -184,9 +199,7 @@ class Frames:
                     return
             self._seen.pop(key, None)
             try:
-                frame = Frame(
-                    self._library, session, feeds.items(), zip(names, results, strict=True)
-                )
+                frame = Frame(self._library, session, feeds.items(), outputs)
             except (OrtError, MemoryError):
                 return  # the run itself went well
             pool = self._pools.setdefault(key, _Pool(turn))
@@ -196,13 +209,22 @@ class Frames:
             self._count += 1
             self._size_bytes += size
 
+    def loosen(self) -> None:
+        """Give all back, and keep none with outputs again."""
+        with self._lock:
+            self._has_outputs = False
+            self._clear()
+
     def forbid(self) -> None:
         """Give all back, and never keep one again."""
         with self._lock:
             self.is_allowed = False
-            self._seen.clear()
-            self._pools.clear()
-            self._count = self._size_bytes = 0
+            self._clear()
+
+    def _clear(self) -> None:
+        self._seen.clear()
+        self._pools.clear()
+        self._count = self._size_bytes = 0
 
     def _put_out_oldest(self) -> bool:
         """Make room; False where all are in use: where more forms come than fit, some must stay."""

@@ -141,6 +141,8 @@ class OrtLibrary:
         self.tensor_over = self.functions["CreateTensorWithDataAsOrtValue"]
         self.form_of = self.functions["GetTensorElementTypeAndShapeDataReference"]
         self.data_of = self.functions["GetTensorMutableData"]
+        self.texts_length = self.functions["GetStringTensorDataLength"]
+        self.texts_content = self.functions["GetStringTensorContent"]
         self.release_value = self.functions["ReleaseValue"]
         # Of an address, a size in bytes and whether it is read only.
         self.view_of = ctypes.PYFUNCTYPE(ctypes.py_object, c_void_p, ctypes.c_ssize_t, c_int)(

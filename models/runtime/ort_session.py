@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from models.runtime.ort_frames import CODES, DTYPES, Frame, Frames, tensor_over
+from models.runtime.ort_frames import CODES, DTYPES, Form, Frame, Frames, tensor_over
 from models.runtime.ort_library import (
     INVALID_ARGUMENT,
     InvalidArgument,
@@ -39,6 +39,8 @@ _SILENT: Final = 4
 _SEQUENTIAL: Final = 0
 _ALL_OPTIMISATIONS: Final = 99
 _MOST_NAMES: Final = 64
+# Where the runtime writes type, place of the sizes, rank, and place of the numbers of an output.
+_FORM: Final = list_of(c_int64, 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +72,13 @@ class RunOptions:
         self._library = library()
         self.handle = self._library.made("CreateRunOptions").value
         self._library.call("RunOptionsSetRunLogSeverityLevel", self.handle, _SILENT)
-        self._is_ended = False
+        # Whether the run was told to end; it cannot be taken back.
+        self.is_ended = False
 
-    @property
-    def terminate(self) -> bool:
-        """Whether the run was told to end; it cannot be taken back."""
-        return self._is_ended
-
-    @terminate.setter
-    def terminate(self, is_ended: bool) -> None:
-        if is_ended and not self._is_ended:
-            self._is_ended = True
+    def terminate(self) -> None:
+        """Tell the run to end; again is harmless."""
+        if not self.is_ended:
+            self.is_ended = True
             self._library.call("RunOptionsSetTerminate", self.handle)
 
     def __del__(self) -> None:
@@ -128,13 +126,18 @@ class Session:
         return self._outputs
 
     def run(
-        self, names: Sequence[str], feeds: Mapping[str, Array], options: RunOptions | None = None
+        self,
+        names: Sequence[str],
+        feeds: Mapping[str, Array],
+        options: RunOptions | None = None,
+        form: Form | None = None,
     ) -> list[Array]:
-        """Compute the outputs of these names; arrays are contiguous. Raises OrtError."""
-        form: list[object] = [*names]
-        for name, array in feeds.items():
-            form += (name, array.dtype, array.shape)
-        key = tuple(form)
+        """Compute the outputs of these names; arrays are contiguous. Raises OrtError.
+
+        ``form``: what differs between runs of names, types, and shapes, from a caller who knows
+        that nothing else does; it stands for all of it.
+        """
+        key = _form_of(names, feeds) if form is None else form
         idle = self._frames.idle(key)
         if idle:
             try:
@@ -164,6 +167,8 @@ class Session:
                 kept[...] = array
         except TextTooLong:
             return self._run_plain(names, feeds, options)
+        if frame.binding is None:
+            return self._run_values(names, tuple(feeds), frame.values, options)
         is_proven = frame.is_proven or frame.mark()
         status = self._run_bound(
             self._handle, None if options is None else options.handle, frame.binding
@@ -176,7 +181,7 @@ class Session:
         # What is wrong with the input is wrong the ordinary way too.
         found = self._run_plain(names, feeds, options)
         # Only the frame failed: what comes out has not the same shape each time.
-        self._frames.forbid()
+        self._frames.loosen()
         return found
 
     def _run_plain(
@@ -186,24 +191,38 @@ class Session:
         missing = self._required - feeds.keys()
         if missing:
             raise InvalidArgument(INVALID_ARGUMENT, f"input {min(missing)!r} is missing")
-        release = self._library.release_value
         values = list_of(c_void_p, len(feeds))()
-        results = list_of(c_void_p, len(names))()
         try:
             for index, array in enumerate(feeds.values()):
                 values[index] = self._value(array)
+            return self._run_values(names, tuple(feeds), values, options)
+        finally:
+            for value in values:
+                if value:
+                    self._library.release_value(value)
+
+    def _run_values(
+        self,
+        names: Sequence[str],
+        feeds: tuple[str, ...],
+        values: Any,
+        options: RunOptions | None,
+    ) -> list[Array]:
+        """Run over the values of ``feeds``, in a C list, and copy what comes out."""
+        results = list_of(c_void_p, len(names))()
+        try:
             status = self._run(
                 self._handle, options.handle if options is not None else None,
-                self._c_names(tuple(feeds)), values, len(feeds),
+                self._c_names(feeds), values, len(feeds),
                 self._c_names(tuple(names)), len(names), results,
             )  # fmt: skip
             if status:
                 raise self._library.error(status)
             return [self._array(result or 0) for result in results]
         finally:
-            for value in (*values, *results):
+            for value in results:
                 if value:
-                    release(value)
+                    self._library.release_value(value)
 
     def close(self) -> None:
         """Give back all that it holds. The interpreter goes on meanwhile."""
@@ -245,15 +264,16 @@ class Session:
 
     def _array(self, value: int) -> Array:
         """Return a copy of a tensor."""
-        library, written = self._library, list_of(c_int64, 4)()
+        library, written = self._library, _FORM()
         # Zeros, of which the type fills half of the first: the least half, on all it runs on.
         code_at = ctypes.addressof(written)
-        sizes_at, rank_at, data_at = code_at + 8, code_at + 16, code_at + 24
-        status = library.form_of(value, code_at, sizes_at, rank_at)
+        status = library.form_of(value, code_at, code_at + 8, code_at + 16)
         if status:
             raise library.error(status)
         code, sizes, rank, _ = written
-        shape = tuple(list_of(c_int64, rank).from_address(sizes)[:]) if rank else ()
+        shape: tuple[int, ...] = ()
+        if rank:
+            shape = tuple(library.view_of(sizes, 8 * rank, _READ_ONLY).cast("q"))
         if code == STRING:
             return read_texts(library, value, shape)
         dtype = DTYPES.get(code)
@@ -262,7 +282,7 @@ class Session:
         size = math.prod(shape) * dtype.itemsize
         if not size:
             return np.empty(shape, dtype)
-        status = library.data_of(value, data_at)
+        status = library.data_of(value, code_at + 24)
         if status:
             raise library.error(status)
         view = library.view_of(written[3], size, _READ_ONLY)
@@ -303,6 +323,13 @@ class Session:
             for size, name in zip(sizes, names, strict=True)
         ]
         return f"tensor({_TYPE_NAMES.get(code.value, code.value)})", shape
+
+
+def _form_of(names: Sequence[str], feeds: Mapping[str, Array]) -> Form:
+    form: list[object] = [*names]
+    for name, array in feeds.items():
+        form += (name, array.dtype, array.shape)
+    return tuple(form)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import threading
 from collections.abc import Sequence
 from ctypes import c_char_p, c_int64, c_size_t, c_void_p
 from typing import Final
@@ -20,6 +21,9 @@ _MOST_CHARACTERS: Final = 64
 # Above it, preparing arrays pays.
 _FEW: Final = 32
 _END: Final = "\0"
+# A thread keeps no more than this for reading; longer texts get memory of their own.
+_SCRATCH_BYTES: Final = 16 * 1024
+_SCRATCH_TEXTS: Final = 1024
 
 
 def fill_texts(library: OrtLibrary, tensor: c_void_p, texts: Sequence[str]) -> None:
@@ -36,8 +40,8 @@ def fill_texts(library: OrtLibrary, tensor: c_void_p, texts: Sequence[str]) -> N
     starts = np.empty(len(texts), np.uint64)
     starts[0] = 0
     starts[1:] = np.flatnonzero(data == 0)[:-1] + 1
-    starts += np.uint64(data.__array_interface__["data"][0])
-    library.call("FillStringTensor", tensor, starts.__array_interface__["data"][0], len(texts))
+    starts += np.uint64(_address(data))
+    library.call("FillStringTensor", tensor, _address(starts), len(texts))
 
 
 def empty_texts(library: OrtLibrary, shape: tuple[int, ...]) -> c_void_p:
@@ -82,27 +86,53 @@ def _fill_singly(library: OrtLibrary, tensor: c_void_p, texts: Sequence[str]) ->
             ctypes.memmove(place, data, len(data))
 
 
+def _address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+class _Scratch(threading.local):
+    """Memory of one thread that texts are read into: an address costs more than what is at it."""
+
+    def __init__(self) -> None:
+        self.length = c_size_t()
+        self.length_at = ctypes.addressof(self.length)
+        self.data = np.empty(_SCRATCH_BYTES, np.uint8)
+        self.data_at = _address(self.data)
+        self.starts = np.empty(_SCRATCH_TEXTS, np.uint64)
+        self.starts_at = _address(self.starts)
+
+
+_scratch: Final = _Scratch()
+
+
 def read_texts(library: OrtLibrary, tensor: int, shape: tuple[int, ...]) -> Array:
     """Return the texts of a tensor. Raises OrtError, UnicodeDecodeError."""
-    size, texts = c_size_t(), np.empty(shape, dtype=object)
-    if not texts.size:
+    texts = np.empty(shape, dtype=object)
+    count, scratch = texts.size, _scratch
+    if not count:
         return texts
-    library.call("GetStringTensorDataLength", tensor, ctypes.byref(size))
-    data, starts = np.empty(max(size.value, 1), np.uint8), np.empty(texts.size, np.uint64)
-    library.call(
-        "GetStringTensorContent",
-        tensor,
-        data.__array_interface__["data"][0],
-        size.value,
-        starts.__array_interface__["data"][0],
-        texts.size,
-    )
-    data = data[: size.value]
-    if texts.size > _FEW and data.all():
-        # No NUL: one cut for all takes a third of the time of one for each.
-        joined = np.insert(data, starts[1:].astype(np.int64), 0).tobytes()
-        texts.reshape(-1)[:] = joined.decode().split(_END)
+    if status := library.texts_length(tensor, scratch.length_at):
+        raise library.error(status)
+    size = scratch.length.value
+    data, data_at = scratch.data, scratch.data_at
+    if size > _SCRATCH_BYTES:
+        data = np.empty(size, np.uint8)
+        data_at = _address(data)
+    starts, starts_at = scratch.starts, scratch.starts_at
+    if count > _SCRATCH_TEXTS:
+        starts = np.empty(count, np.uint64)
+        starts_at = _address(starts)
+    if status := library.texts_content(tensor, data_at, size, starts_at, count):
+        raise library.error(status)
+    joined = data[:size].tobytes()
+    ends = starts[:count].tolist()
+    ends.append(size)
+    if joined.isascii():
+        # Bytes are characters: they are decoded once, and cut where they lie.
+        text = joined.decode("ascii")
+        found = [text[start:end] for start, end in itertools.pairwise(ends)]
     else:
-        joined, places = data.tobytes(), itertools.pairwise([*starts.tolist(), size.value])
-        texts.reshape(-1)[:] = [joined[start:end].decode() for start, end in places]
+        found = [joined[start:end].decode() for start, end in itertools.pairwise(ends)]
+    texts.reshape(-1)[:] = found
     return texts

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from operator import attrgetter
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -17,17 +18,22 @@ from models.servable import Array
 
 @dataclass(frozen=True, slots=True)
 class PackedInput:
-    """One input: its name, the type of its numbers, and its shape without the rows."""
+    """One input: its name, the type of its numbers, and its shape without the rows.
+
+    ``is_whole``: they come from numbers in JSON, which has none for what is missing.
+    """
 
     name: str
     dtype: np.dtype[Any]
     rest: tuple[int, ...]
+    is_whole: bool = False
 
 
 # The inputs (compared by identity), the rows, and the row-major bytes of each input. A plain tuple:
 # one is made for each request.
 PackedRows: TypeAlias = tuple[tuple[PackedInput, ...], int, list[bytes]]
 Inputs: TypeAlias = Mapping[str, Array] | PackedRows
+_is_whole: Final = attrgetter("is_whole")
 
 
 def arrays_of(inputs: Inputs) -> Mapping[str, Array]:
@@ -52,6 +58,12 @@ def joined(requests: Sequence[Inputs]) -> dict[str, Array] | None:
     if len(columns) > 1:
         parts = [b"".join(column) for column in zip(*columns, strict=True)]
     return _arrays(layout, rows, parts)
+
+
+def are_whole(requests: Sequence[Inputs]) -> bool:
+    """Return whether requests that ``joined`` takes certainly lack no value."""
+    first = requests[0]
+    return isinstance(first, tuple) and all(map(_is_whole, first[0]))
 
 
 def _arrays(layout: tuple[PackedInput, ...], rows: int, parts: Sequence[bytes]) -> dict[str, Array]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -14,6 +15,7 @@ from serving.codec.output import v2_datatype
 # The type of an output's numbers, and its shape without the rows.
 Form: TypeAlias = tuple[np.dtype[Any], tuple[int, ...]]
 _MAX_HEADS: Final = 256
+_END: Final = b"]}]}"
 
 
 class AnswerHeads:
@@ -52,25 +54,34 @@ class AnswerHeads:
 class RowTexts:
     """The text of each row of each output of one run, without brackets."""
 
-    __slots__ = ("_columns", "_heads", "row_bytes")
+    __slots__ = ("_columns", "_heads", "_single", "row_bytes")
 
     def __init__(self, heads: AnswerHeads, arrays: Sequence[Array]) -> None:
         """``arrays``: numbers, with the same rows first, and at least one number in each row."""
         self._heads = heads
         self._columns = [_texts(array) for array in arrays]
+        # The answers of one row each, if any was asked for: most are, and all at once cost less.
+        self._single: list[bytes] | None = None
         self.row_bytes = sum([array.nbytes // len(array) for array in arrays])
 
     def body(self, start: int, end: int) -> bytes:
         """Return the answer of the rows from ``start`` to ``end``."""
-        parts: list[bytes] = []
         if end - start == 1:
-            for head, column in zip(self._heads.of(1), self._columns, strict=True):
-                parts += (head, column[start])
-        else:
-            for head, column in zip(self._heads.of(end - start), self._columns, strict=True):
-                parts += (head, b",".join(column[start:end]))
-        parts.append(b"]}]}")
+            single = self._single
+            if single is None:
+                single = self._single = self._of_one_row()
+            return single[start]
+        parts: list[bytes] = []
+        for head, column in zip(self._heads.of(end - start), self._columns, strict=True):
+            parts += (head, b",".join(column[start:end]))
+        parts.append(_END)
         return b"".join(parts)
+
+    def _of_one_row(self) -> list[bytes]:
+        parts: list[Iterable[bytes]] = []
+        for head, column in zip(self._heads.of(1), self._columns, strict=True):
+            parts += (repeat(head), column)
+        return list(map(b"".join, zip(*parts, repeat(_END), strict=False)))
 
 
 def form_of(array: Array, rows: int) -> Form | None:

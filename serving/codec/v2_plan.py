@@ -128,11 +128,7 @@ class V2Plan:
         if all(_is_plain(spec) for spec in signature.inputs):
             count = len(signature.inputs)
             self._inputs = {s.name: _InputPlan(s, limits, count) for s in signature.inputs}
-        forms = {
-            name: (plan.datatype, PackedInput(name, plan.dtype, tuple(plan.rest)))
-            for name, plan in self._inputs.items()
-        }
-        self._templates: V2Templates[InferCall] = V2Templates(forms)
+        self._templates: V2Templates[InferCall] = V2Templates(self._forms(is_whole=True))
         start = {"model_name": model, "model_version": str(version)}
         self._start = orjson.dumps(start)[:-1]
         self._memos: dict[tuple[int, ...], list[_Head]] = {}
@@ -140,7 +136,13 @@ class V2Plan:
         # Reads a request whose text is known but for its numbers: the call without its inputs,
         # which many share, and the inputs.
         self.read = self._templates.read
-        self._binary_heads: BinaryHeads[InferCall] = BinaryHeads(forms)
+        self._binary_heads: BinaryHeads[InferCall] = BinaryHeads(self._forms(is_whole=False))
+
+    def _forms(self, *, is_whole: bool) -> dict[str, tuple[str, PackedInput]]:
+        return {
+            name: (plan.datatype, PackedInput(name, plan.dtype, tuple(plan.rest), is_whole))
+            for name, plan in self._inputs.items()
+        }
 
     def decode(self, body: bytes, json_length: int | None) -> InferCall:
         """Return the call in a request's body, as ``v2.decode_infer`` does."""

@@ -5,16 +5,16 @@ Pure with respect to the batcher: it takes values and returns values, and any th
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from time import perf_counter_ns, thread_time_ns
+from typing import TypeAlias
 
 import numpy as np
 
 from models.errors import RunFailed
-from models.servable import Array, Servable, numpy_dtype, rows_of
+from models.servable import Array, Servable, numpy_dtype
 from models.signature import Signature
-from serving.codec.packed_rows import Inputs, arrays_of, joined
+from serving.codec.packed_rows import Inputs, are_whole, arrays_of, joined
 from serving.data.input_look import InputLook
 
 GroupKey: TypeAlias = tuple[tuple[str, str, tuple[int, ...]], ...]
@@ -24,24 +24,10 @@ class RowsMismatch(RunFailed):
     """A run that was to answer row by row gave another number of rows than it took."""
 
 
-class RunTiming(NamedTuple):
-    """Where the time of one run went, in nanoseconds, and what its inputs looked like.
-
-    ``cpu_ns``: processor time of the thread that ran it; a runtime's own threads are not in it.
-    ``missing_values``, ``unseen_categories``: see ``InputLook``.
-    """
-
-    input_ns: int
-    infer_ns: int
-    output_ns: int
-    cpu_ns: int = 0
-    missing_values: int = 0
-    unseen_categories: int = 0
-
-    @property
-    def parts_ns(self) -> tuple[int, int, int]:
-        """Input, infer and output time."""
-        return self[:3]
+# Where the time of one run went, in nanoseconds: input, infer and output time, and the processor
+# time of the thread that ran it (a runtime's own threads are not in it). Then the missing values
+# and the unseen categories of its inputs, see ``InputLook``. A plain tuple: one is made a run.
+RunTiming: TypeAlias = tuple[int, int, int, int, int, int]
 
 
 def group_key(inputs: Mapping[str, Array], rows: int) -> GroupKey:
@@ -78,24 +64,24 @@ def compute(
     ``is_rowwise``: the version promises rows in = rows out on the first axis, and the promise is
     checked before anything is handed out: RowsMismatch otherwise. Several members need it.
     """
-    cpu_start = time.thread_time_ns()
-    start = time.perf_counter_ns()
-    joined = _join(requests)
-    missing, unseen = look.count(joined)
-    joined_at = time.perf_counter_ns()
-    arrays = servable.run(joined)
-    ran_at = time.perf_counter_ns()
+    cpu_start = thread_time_ns()
+    start = perf_counter_ns()
+    inputs: Mapping[str, Array] | None = joined(requests)
+    if inputs is not None:
+        missing, unseen = look.count(inputs, are_whole=are_whole(requests))
+    else:
+        inputs = _concatenated(requests)
+        missing, unseen = look.count(inputs)
+    joined_at = perf_counter_ns()
+    arrays = servable.run(inputs)
+    ran_at = perf_counter_ns()
     _check(servable, arrays, rows, is_rowwise=is_rowwise)
-    end = time.perf_counter_ns()
-    cpu_ns = time.thread_time_ns() - cpu_start
-    return arrays, RunTiming(
-        joined_at - start, ran_at - joined_at, end - ran_at, cpu_ns, missing, unseen
-    )
+    end = perf_counter_ns()
+    cpu_ns = thread_time_ns() - cpu_start
+    return arrays, (joined_at - start, ran_at - joined_at, end - ran_at, cpu_ns, missing, unseen)
 
 
-def _join(requests: Sequence[Inputs]) -> Mapping[str, Array]:
-    if (packed := joined(requests)) is not None:
-        return packed
+def _concatenated(requests: Sequence[Inputs]) -> Mapping[str, Array]:
     inputs = [arrays_of(one) for one in requests]
     if len(inputs) == 1:
         return inputs[0]
@@ -109,7 +95,8 @@ def _check(servable: Servable, arrays: Sequence[Array], rows: int, *, is_rowwise
     if not is_rowwise:
         return
     for spec, array in zip(specs, arrays, strict=True):
-        if array.ndim == 0 or rows_of(array) != rows:
+        shape = array.shape
+        if not shape or shape[0] != rows:
             raise RowsMismatch(
                 f"output {spec.name!r} came back with shape {list(array.shape)} for {rows} rows"
             )

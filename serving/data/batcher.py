@@ -75,9 +75,11 @@ class Batcher:
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._name = name
-        self._is_batchable = is_batchable
+        # Whether the version answers row by row, so that requests may share runs.
+        self.is_batchable: Final = is_batchable
         self._loses_rows = False
         self._limits = limits
+        self._is_merging = self._may_merge()
         self._counters = counters
         self._executor = executor
         self._policy = policy or Unmeasured(limits.max_batch_rows)
@@ -93,7 +95,7 @@ class Batcher:
             executor=executor,
             clock=clock,
         )
-        self._is_woken = False
+        self._is_woken = self._is_depth_shown = False
         self._delay: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._became_idle = asyncio.Event()
@@ -104,11 +106,6 @@ class Batcher:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
-    def is_batchable(self) -> bool:
-        """Whether the version answers row by row, so that requests may share runs."""
-        return self._is_batchable
-
-    @property
     def limits(self) -> BatchLimits:
         """The bounds that hold now."""
         return self._limits
@@ -116,6 +113,7 @@ class Batcher:
     def apply(self, limits: BatchLimits, *, priority: int = 0) -> None:
         """Take new bounds, from the next submit and the next run on; higher priority runs first."""
         self._limits = limits
+        self._is_merging = self._may_merge()
         if isinstance(self._executor, PriorityExecutor):
             self._executor.priority = priority
 
@@ -129,10 +127,9 @@ class Batcher:
             is_merging=self._is_merging,
         )
 
-    @property
-    def _is_merging(self) -> bool:
+    def _may_merge(self) -> bool:
         return (
-            self._is_batchable
+            self.is_batchable
             and not self._loses_rows
             and self._limits.is_merging
             and self._limits.max_batch_rows > 1
@@ -182,7 +179,7 @@ class Batcher:
         InputRefused, RunFailed, RunTerminated or NotReady.
         """
         positions = None if outputs is None else self.positions_of(outputs)
-        if not self._is_batchable:
+        if not self.is_batchable:
             key = ()
         elif key is None:
             key = group_key(inputs, rows)
@@ -252,8 +249,13 @@ class Batcher:
 
     def _leave_queue(self, member: Member) -> None:
         self._queue.remove(member)
-        self._counters.queue_depth = self._queue.rows
+        self._show_depth()
         self._tell_idle()
+
+    def _show_depth(self) -> None:
+        rows = self._queue.rows
+        self._counters.queue_depth = rows
+        self._is_depth_shown = rows > 0
 
     def _tell_idle(self) -> None:
         if self._is_closed and not self._slots.busy and not self._queue:
@@ -262,19 +264,19 @@ class Batcher:
     def _wake(self) -> None:
         if self._is_woken:
             if self._delay is not None:
-                self._counters.queue_depth = self._queue.rows
+                self._show_depth()
                 if self._queue.rows >= self._limits.max_batch_rows:
                     self._flush_soon()
             return
         if self._slots.busy >= self._limits.run_slots:
             # Nothing will look at the queue before a run ends, and a deadline may be sooner.
-            self._counters.queue_depth = self._queue.rows
+            self._show_depth()
             self._arm()
         elif self._limits.max_delay_ms and self._is_merging:
             self._is_woken = True
             delay_s = self._limits.max_delay_ms / 1000
             self._delay = self._running_loop().call_later(delay_s, self._flush)
-            self._counters.queue_depth = self._queue.rows
+            self._show_depth()
             self._arm()
         else:
             self._flush_soon()
@@ -317,16 +319,19 @@ class Batcher:
 
     def _cut(self) -> tuple[list[Member], bool]:
         """Take the oldest request and those of its shape that fit beside it, in order."""
-        oldest = self._queue.oldest()
+        queue = self._queue
+        oldest = queue.oldest()
         key = oldest.key
-        waiting = len(self._queue.group(key)) if key != () and self._is_merging else 1
+        waiting = len(queue.group(key)) if key and self._is_merging else 1
         cut = self._policy.cut(key, oldest.rows, waiting)
         max_rows = min(cut.max_rows, self._limits.max_batch_rows)
-        members = self._queue.take(key, max_rows, cut.max_members)
-        self._counters.queue_depth = self._queue.rows
+        members = queue.take(key, max_rows, cut.max_members)
+        # What came in this pass of the loop alone was not shown: the page is as it was.
+        if self._is_depth_shown or queue.requests:
+            self._show_depth()
         now_ns = self._clock()
         needed_ns = 0.0
-        if len(members) > 1 or self._queue:
+        if len(members) > 1 or queue.requests:
             rows = sum([member.rows for member in members])
             needed_ns = self._policy.expected_ns(key, rows)
         return self.in_time(members, now_ns, needed_ns), cut.is_inline
@@ -408,19 +413,20 @@ class Batcher:
         if self._is_merging:
             _log.error("requests of %s share no run any more: %s", self._name, error)
             self._loses_rows = True
+            self._is_merging = False
 
     def deliver(self, run: Run, arrays: list[Array], timing: RunTiming) -> None:
         """Give each member of a run its rows; for the slots."""
         members, rows = run.members, run.rows
-        input_ns, infer_ns, output_ns = parts_ns = timing.parts_ns
-        self._counters.batch_done(rows, infer_ns, input_ns, output_ns, *timing[3:])
+        input_ns, infer_ns, output_ns, cpu_ns, missing, unseen = timing
+        self._counters.batch_done(rows, infer_ns, input_ns, output_ns, cpu_ns, missing, unseen)
         if rows:
             run_ns = input_ns + infer_ns + output_ns
             self._policy.measured(members[0].key, len(members), rows, run_ns)
-        result = RunResult(arrays, rows, run.started_ns, parts_ns, is_shared=len(members) > 1)
         # Who has a run alone is counted before the answer is sent, so that the client finds it
         # counted; those who share one are counted together, once all are told.
-        result.is_open = result.is_shared
+        is_shared = len(members) > 1
+        result = RunResult(arrays, rows, run.started_ns, input_ns, infer_ns, output_ns, is_shared)
         end = 0
         for member in members:
             start = end
@@ -432,8 +438,11 @@ class Batcher:
                 member.computed(result, start, end)
             except Exception:  # noqa: BLE001  as in end
                 _log.exception("an answer of %s could not be handed over", self._name)
+        if not is_shared:
+            return
         result.is_open = False
         if result.total_ns:
             self._counters.requests_answered(
-                result.answered_rows, result.total_ns, result.queue_ns, parts_ns
-            )
+                result.answered_rows, result.total_ns, result.queue_ns,
+                (input_ns, infer_ns, output_ns),
+            )  # fmt: skip

@@ -5,8 +5,8 @@ No framework, and nothing of a model: fronts and plane depend on this, not on ea
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 from typing import Protocol as Interface
 
@@ -69,7 +69,8 @@ class RequestHead:
 class InferCall:
     """A prediction that is asked for. ``body`` is whole and decompressed.
 
-    ``selector``: a version's number, an alias, ``latest``, or None for the route.
+    ``selector``: a version's number, an alias, ``latest``, or None for the route. ``request_id``:
+    the request's own, where its head is one that many share; empty: the head's.
     """
 
     protocol: Protocol
@@ -77,21 +78,41 @@ class InferCall:
     selector: int | str | None
     head: RequestHead
     body: bytes
+    request_id: str = ""
+
+    def own_head(self) -> RequestHead:
+        """Return the head with the request's own id."""
+        return replace(self.head, request_id=self.request_id) if self.request_id else self.head
 
 
-@dataclass(slots=True)
 class Answer:
-    """A whole HTTP answer; ``headers`` lack only the content-length.
+    """A whole HTTP answer.
 
     ``version_prefix``: the lines of all ``headers`` but x-request-id as they go on the wire, each
     with its line end, for a front that writes a head in one piece: the content type first, and only
     with a 200; empty where none was prepared.
     """
 
-    status: int
-    headers: Headers
-    body: bytes
-    version_prefix: bytes = b""
+    __slots__ = ("_headers", "body", "status", "version_prefix")
+
+    def __init__(
+        self,
+        status: int,
+        headers: Headers | Callable[[], Headers],
+        body: bytes,
+        version_prefix: bytes = b"",
+    ) -> None:
+        """``headers``: or what makes them, for most fronts that have a prefix never ask."""
+        self.status = status
+        self._headers = headers
+        self.body = body
+        self.version_prefix = version_prefix
+
+    @property
+    def headers(self) -> Headers:
+        """The header lines; they lack only the content-length."""
+        headers = self._headers
+        return headers if isinstance(headers, list) else headers()
 
 
 class Pending(Interface):

@@ -99,13 +99,13 @@ class DataPlane:
             key = routing_key(call.head) if call.head.routing_key else None
             version, uses = self.serving_map.begin_use(call.model, call.selector, key)
         except NotFound as error:
-            done(self.refused(_named(error, call.model), call.head))
+            done(self.refused(_named(error, call.model), call.own_head()))
             return _OVER
         except NotReady as error:
-            done(self._with_version(self.refused(error, call.head), call))
+            done(self._with_version(self.refused(error, call.own_head()), call))
             return _OVER
         except Exception as error:  # noqa: BLE001  the boundary of a request: it must be answered
-            done(self.refused(error, call.head))
+            done(self.refused(error, call.own_head()))
             return _OVER
         gate = version.gate
         try:
@@ -117,7 +117,7 @@ class DataPlane:
             uses.end()
             self.plane_counters.rejected("max_concurrency")
             version.counters.request_refused(429)
-            done(error_answer(error, call.head, version.headers))
+            done(error_answer(error, call.own_head(), version.headers))
             return _OVER
         self._in_flight += 1
         self._begun += 1

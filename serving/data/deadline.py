@@ -35,8 +35,11 @@ def timeout_ns(header_ms: str | None, parameter_us: int | None, default_ns: int)
 
 def json_length(header: str | None) -> int | None:
     """Return the bytes of the JSON part that a head names, None for a body that is all JSON."""
-    if header is None:
-        return None
+    return None if header is None else length_of(header)
+
+
+def length_of(header: str) -> int:
+    """Return the bytes of the JSON part that a head names."""
     if not _NUMBER.fullmatch(header):
         raise InvalidInput(
             f"header Inference-Header-Content-Length: {shown(header)} is not allowed: "

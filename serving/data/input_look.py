@@ -28,15 +28,17 @@ class InputLook:
             if known is not None or (spec.datatype == "BYTES" and spec.missing is not None):
                 self._listed.append((spec.name, known, spec.missing))
 
-    def count(self, inputs: Mapping[str, Array]) -> tuple[int, int]:
+    def count(self, inputs: Mapping[str, Array], *, are_whole: bool = False) -> tuple[int, int]:
         """Return how many values are missing, and how many are of no category that is known.
 
         Missing: NaN, and in text the word that the signature has for it, which is no category.
+        ``are_whole``: no number is NaN, as a caller knows.
         """
         missing = unseen = 0
-        for name in self._floats:
-            if (array := inputs.get(name)) is not None:
-                missing += _nans(array)
+        if not are_whole:
+            for name in self._floats:
+                if (array := inputs.get(name)) is not None:
+                    missing += _nans(array)
         for name, known, word in self._listed:
             if (listed := inputs.get(name)) is None:
                 continue

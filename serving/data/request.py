@@ -17,10 +17,11 @@ from models.servable import Array
 from registry.serving_map import ServingMap, Uses
 from serving.codec import encoding, invocations, v1, v2
 from serving.codec.packed_rows import Inputs, arrays_of
+from serving.codec.row_texts import RowTexts
 from serving.data.batch_queue import Member, RunResult
 from serving.data.batch_run import group_key
 from serving.data.call import LENGTH_HEADER, Answer, InferCall
-from serving.data.deadline import json_length, timeout_ns
+from serving.data.deadline import json_length, length_of, timeout_ns
 from serving.data.refusal import error_answer, reason_of
 from serving.data.response_cache import Key, ResponseCache, key_of
 from serving.data.served import ServedVersion
@@ -66,8 +67,8 @@ class Request(Member):
     ``done`` is called exactly once, or never after ``cancel``. It is itself what waits for a run.
     """
 
-    __slots__ = ("_cache_key", "_call", "_decoded", "_done", "_is_answered", "_is_usual", "_owner",
-                 "_start_ns", "uses", "version")  # fmt: skip
+    __slots__ = ("_cache_key", "_call", "_call_id", "_decoded", "_done", "_is_answered",
+                 "_is_usual", "_owner", "_start_ns", "uses", "version")  # fmt: skip
 
     _decoded: Decoded
 
@@ -88,6 +89,7 @@ class Request(Member):
         # A run knows of it only once it was admitted.
         self.is_over = True
         self._is_usual = False
+        self._call_id: str | None = None
         self._cache_key: Key | None = None
         self.rows = 0
         self.key = ()
@@ -97,12 +99,15 @@ class Request(Member):
         """Go as far as it goes without waiting."""
         call, version = self._call, self.version
         version.counters.request_started()
-        if len(call.body) < OFF_LOOP_BYTES:
+        body = call.body
+        if len(body) < OFF_LOOP_BYTES:
             try:
                 if call.protocol == "v2":
-                    length = json_length(call.head.json_length)
-                    plan, body = version.plan, call.body
-                    read = plan.read(body) if length is None else plan.read_binary(body, length)
+                    length, plan = call.head.json_length, version.plan
+                    if length is None:
+                        read = plan.read(body)
+                    else:
+                        read = plan.read_binary(body, length_of(length))
                     if read is not None:
                         self._submit(*read)
                         return
@@ -134,32 +139,37 @@ class Request(Member):
 
     def _submit(self, decoded: Decoded, inputs: Inputs) -> None:
         call, version = self._call, self.version
+        batcher = version.batcher
         outputs = timeout_us = None
         self._decoded = decoded
         self.inputs = inputs
         self.rows = decoded.rows
         self.positions = None
         if isinstance(decoded, v2.InferCall):
-            timeout_us = decoded.timeout_us
+            timeout_us, self._call_id = decoded.timeout_us, decoded.id
             self._is_usual = decoded.outputs is version.plan.all_outputs
             if not self._is_usual:
                 outputs = decoded.output_names
-                self.positions = version.batcher.positions_of(outputs)
+                self.positions = batcher.positions_of(outputs)
         elif decoded.unknown_columns:
             version.counters.unknown_columns(decoded.unknown_columns)
         left_ns = version.timeout_ns
         if timeout_us or call.head.timeout_ms is not None:
             left_ns = timeout_ns(call.head.timeout_ms, timeout_us, left_ns)
         self.deadline_ns = self._start_ns + left_ns
-        cache = version.cache if len(call.body) < OFF_LOOP_BYTES else None
-        if cache is not None and self._answered_from(cache, outputs):
+        cache = version.cache
+        if (
+            cache is not None
+            and len(call.body) < OFF_LOOP_BYTES
+            and self._answered_from(cache, outputs)
+        ):
             return
-        if version.batcher.is_batchable:
+        if batcher.is_batchable:
             if self._is_usual or isinstance(inputs, tuple):
                 self.key = version.usual_key
             else:
                 self.key = group_key(inputs, decoded.rows)
-        version.batcher.admit(self)
+        batcher.admit(self)
 
     def _answered_from(self, cache: ResponseCache, outputs: Sequence[str] | None) -> bool:
         """Answer the request with what was kept, or note under which key to keep its answer."""
@@ -185,9 +195,12 @@ class Request(Member):
         version, limit_bytes = self.version, self.version.max_output_bytes
         if self._is_usual and run.is_shared and self._cache_key is None:
             try:
-                body = self._written_together(run, start, end)
-                if body is not None:
-                    self._respond(run, start, end, (body, None))
+                texts = run.texts if run.has_texts else self._texts_of(run)
+                if texts is not None and texts.row_bytes * (end - start) <= limit_bytes:
+                    body = texts.body(start, end)
+                    if self._call_id is not None:
+                        body = version.plan.with_id(body, self._call_id)
+                    self._respond(run, start, end, body, None)
                     return
             except Exception as error:  # noqa: BLE001  the boundary of a request
                 self._fail(error)
@@ -202,33 +215,26 @@ class Request(Member):
             self._fail(_too_large(size_bytes, limit_bytes))
         elif size_bytes < OFF_LOOP_BYTES:
             try:
-                self._respond(run, start, end, self._encode(arrays))
+                self._respond(run, start, end, *self._encode(arrays))
             except Exception as error:  # noqa: BLE001  the boundary of a request
                 self._fail(error)
         else:
             self._off_loop(
                 lambda: self._encode(arrays),
-                lambda encoded: self._respond(run, start, end, encoded),
+                lambda encoded: self._respond(run, start, end, *encoded),
             )
 
     def failed(self, error: Exception) -> None:
         """Answer with an error."""
         self._fail(error)
 
-    def _written_together(self, run: RunResult, start: int, end: int) -> bytes | None:
-        """Return the answer from what is written for all who share the run, where that is so."""
-        if not run.has_texts:
-            run.has_texts = True
-            size_bytes = sum([array.nbytes for array in run.arrays])
-            if size_bytes < OFF_LOOP_BYTES:
-                run.texts = self.version.plan.texts(run.arrays, run.rows)
-        texts, decoded = run.texts, self._decoded
-        if texts is None or texts.row_bytes * (end - start) > self.version.max_output_bytes:
-            return None
-        body = texts.body(start, end)
-        if isinstance(decoded, v2.InferCall) and decoded.id is not None:
-            return self.version.plan.with_id(body, decoded.id)
-        return body
+    def _texts_of(self, run: RunResult) -> RowTexts | None:
+        """Write the outputs of a run for all who share it, where that may be."""
+        run.has_texts = True
+        size_bytes = sum([array.nbytes for array in run.arrays])
+        if size_bytes < OFF_LOOP_BYTES:
+            run.texts = self.version.plan.texts(run.arrays, run.rows)
+        return run.texts
 
     def _encode(self, arrays: list[Array]) -> tuple[bytes, int | None]:
         decoded, version = self._decoded, self.version
@@ -239,20 +245,20 @@ class Request(Member):
         return v1.encode_predict(decoded, arrays, version.signature), None
 
     def _respond(
-        self, run: RunResult, start: int, end: int, encoded: tuple[bytes, int | None]
+        self, run: RunResult, start: int, end: int, body: bytes, json_bytes: int | None
     ) -> None:
-        body, json_bytes = encoded
         head, version = self._call.head, self.version
-        request_id = (REQUEST_ID, head.request_id.encode("ascii"))
         name = None
         if head.accept_encoding is not None:
             name = encoding.choose_encoding(head.accept_encoding, len(body))
         if json_bytes is None and name is None and not head.is_timed:
             # The usual answer: its head was prepared.
-            headers: Headers = [JSON_TYPE, request_id, *version.headers]
-            self._answer(run, start, end, Answer(200, headers, body, version.json_prefix))
+            answer = Answer(200, self._json_headers, body, version.json_prefix)
+            self._answer(run, start, end, answer)
             return
-        headers = [JSON_TYPE if json_bytes is None else _BINARY_TYPE, request_id, *version.headers]
+        headers = self._json_headers()
+        if json_bytes is not None:
+            headers[0] = _BINARY_TYPE
         if head.is_timed:
             total_ns = self._owner.clock() - self._start_ns
             headers.append(server_timing(total_ns, run.started_ns - self.submitted_ns, run))
@@ -271,6 +277,11 @@ class Request(Member):
                 lambda packed: self._answer(run, start, end, Answer(200, headers, packed)),
             )
 
+    def _json_headers(self) -> Headers:
+        call = self._call
+        request_id = call.request_id or call.head.request_id
+        return [JSON_TYPE, (REQUEST_ID, request_id.encode("ascii")), *self.version.headers]
+
     def _answer(self, run: RunResult, start: int, end: int, answer: Answer) -> None:
         owner = self._owner
         self._is_answered = True
@@ -285,7 +296,9 @@ class Request(Member):
                 self.rows, total_ns, queue_ns, run.input_ns, run.infer_ns, run.output_ns
             )
         owner.left(self)
-        self._done(answer)
+        # It leads back here: without it nothing waits for the garbage collector.
+        done = self._done
+        done(answer)
         if owner.on_answered is not None or owner.serving_map.has_shadows:
             decoded, arrays = self._decoded, run.share(start, end, self.positions)
             if isinstance(decoded, v2.InferCall):
@@ -295,7 +308,7 @@ class Request(Member):
     def _fail(self, error: Exception) -> None:
         if self._is_answered:
             return
-        code, version, head = status_of(error), self.version, self._call.head
+        code, version, head = status_of(error), self.version, self._call.own_head()
         timing = None
         if isinstance(error, RunFailed | RunTerminated | InputRefused):
             timing = Timing(self._owner.clock() - self._start_ns)

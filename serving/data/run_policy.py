@@ -5,8 +5,7 @@ Pure: it is told what was measured and answers questions. Times are nanoseconds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from models.servable import Inspection
 from models.signature import Signature
@@ -75,7 +74,9 @@ class RunCost:
     def add(self, rows: int, run_ns: float) -> None:
         """Take a measurement; one far above what was expected counts as somewhat above it."""
         if self.runs >= _TRUSTED_RUNS:
-            run_ns = min(run_ns, _OUTLIER * max(self.expected_ns(rows), 1.0))
+            most_ns = _OUTLIER * max(self.expected_ns(rows), 1.0)
+            if run_ns > most_ns:
+                run_ns = most_ns
         self.runs += 1
         self._line = None
         self._w = self._w * _DECAY + 1
@@ -201,8 +202,7 @@ class _Shape:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(NamedTuple):
     """What the next run may be. ``max_rows``: an older request of more rows runs alone."""
 
     is_inline: bool
@@ -245,15 +245,18 @@ class RunPolicy:
         if shape is None or not shape.cost.runs:
             return Cut(False, self._max_batch_rows, waiting)
         cost = shape.cost
-        one_ns = cost.expected_ns(1)
+        fixed_ns, each_ns = cost.line()
+        one_ns = fixed_ns + each_ns
         shape.is_inline = one_ns < self._inline_ns * (_LEAVE if shape.is_inline else 1)
-        members = shape.gain(rows).members(waiting)
+        members = shape.gain(rows).members(waiting) if waiting > 1 else 1
         if (
             self._may_inline
             and shape.has_run
             and shape.is_inline
-            and cost.expected_ns(rows) <= self._flush_ns
+            and fixed_ns + each_ns * rows <= self._flush_ns
         ):
+            if members == 1:
+                return Cut(True, self._max_batch_rows, 1)
             return Cut(True, min(self._max_batch_rows, cost.rows_within(self._flush_ns)), members)
         limit_ns = max(THREAD_BATCH_NS, 4 * one_ns)
         return Cut(False, min(self._max_batch_rows, cost.rows_within(limit_ns)), members)

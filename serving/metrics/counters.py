@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Sequence
+from time import time_ns
 from typing import Final, NamedTuple
 
 from registry.errors import InvalidInput
@@ -43,6 +44,14 @@ ROW_BOUNDS: Final = layout.ROW_BOUNDS
 BATCH_STATS: Final = layout.BATCH_STATS
 BATCH_STATS_CELLS: Final = layout.BATCH_STATS_CELLS
 MAX_BATCH_SIZE: Final = layout.MAX_BATCH_SIZE
+# By rows: where the run's size is counted, and where its statistics by batch size stand.
+BATCHES: Final = tuple(
+    (
+        BATCH_ROWS_START + bisect_left(ROW_BOUNDS, rows),
+        BATCH_STATS + (rows - 1) * BATCH_STATS_CELLS if rows else 0,
+    )
+    for rows in range(MAX_BATCH_SIZE + 1)
+)
 
 
 class Timing(NamedTuple):
@@ -116,9 +125,6 @@ class VersionCounters:
         ``rows``: of all. ``parts_ns``: input, infer and output time of the run.
         """
         count = len(total_ns)
-        if count == 1:
-            self.request_answered(rows, total_ns[0], queue_ns[0], *parts_ns)
-            return
         cells = self._cells
         cells[IN_FLIGHT] -= count
         cells[BY_OK] += count
@@ -163,17 +169,19 @@ class VersionCounters:
         """Count one run of the graph over ``rows`` rows, and what its inputs lacked."""
         cells = self._cells
         cells[CPU_OF_RUNS_NS] += cpu_ns
-        if missing_values:
+        if missing_values or unseen_categories:
             cells[layout.MISSING_VALUES] += missing_values
-        if unseen_categories:
             cells[layout.UNSEEN_CATEGORIES] += unseen_categories
         cells[INFERENCE_START + bisect_left(DURATION_BOUNDS_NS, infer_ns)] += 1
         cells[INFERENCE_SUM] += infer_ns
-        cells[BATCH_ROWS_START + bisect_left(ROW_BOUNDS, rows)] += 1
         cells[BATCH_ROWS_SUM] += rows
-        cells[LAST_INFERENCE_MS] = time.time_ns() // 1_000_000
-        if 1 <= rows <= MAX_BATCH_SIZE:
-            start = BATCH_STATS + (rows - 1) * BATCH_STATS_CELLS
+        cells[LAST_INFERENCE_MS] = time_ns() // 1_000_000
+        if rows > MAX_BATCH_SIZE:
+            cells[BATCH_ROWS_START + bisect_left(ROW_BOUNDS, rows)] += 1
+            return
+        size, start = BATCHES[rows]
+        cells[size] += 1
+        if rows:
             cells[start] += 1
             cells[start + 1] += input_ns
             cells[start + 2] += infer_ns

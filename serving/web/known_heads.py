@@ -20,9 +20,11 @@ KNOWN_HEAD_BYTES: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class KnownHead:
-    """A head that was parsed before, of a request with a body of ``body_bytes``."""
+    """A head that was parsed before, of a request that took ``all_bytes`` with its body."""
 
-    body_bytes: int
+    head: bytes
+    head_bytes: int
+    all_bytes: int
     target: bytes
     headers: Headers
     prepared: Prepared
@@ -64,4 +66,6 @@ class KnownHeads:
             return
         if len(self.by_bytes) >= KNOWN_HEADS:
             self.by_bytes.clear()
-        self.by_bytes[head] = KnownHead(body_bytes, target, headers, prepared)
+        self.by_bytes[head] = KnownHead(
+            head, len(head), len(head) + body_bytes, target, headers, prepared
+        )

@@ -10,33 +10,26 @@ about a head that it parsed before.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from typing import Any, ClassVar, Final
 
-from serving.errors import (
-    RequestTooSlow,
-    message_of,
-    status_of,
-)
+from serving.errors import message_of, status_of
 from serving.web import departure, head
 from serving.web.cycle import AnswerTransport, Cycle, Flow
-from serving.web.deadlines import Deadlines
 from serving.web.errors import JSON_TYPE, REQUEST_ID, Headers, error_body, request_id_of
 from serving.web.exchange import Exchange, Lane
-from serving.web.known_heads import HEAD_END, KNOWN_HEAD_BYTES, KnownHeads
-from serving.web.parsing import RequestParser, fault_of
+from serving.web.known_heads import HEAD_END, KNOWN_HEAD_BYTES, KnownHead, KnownHeads
+from serving.web.parsing import fault_of
+from serving.web.timed import STOP_GRACE_S, TimedConnection
 
 # How long what a client still sends is read and thrown away after the last answer: closing at once
 # would reset the connection, and the client might lose the answer with it.
 LINGER_S: Final = 1.0
-# How long an idle connection is listened to after a stop began: a request may be on its way.
-STOP_GRACE_S: Final = 0.2
 # Answers are joined into one write up to this size; a larger body is not copied for it.
 JOINED_BYTES: Final = 64 * 1024
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-class RamrackHttpProtocol(RequestParser):
+class RamrackHttpProtocol(TimedConnection):
     """One connection.
 
     Guarantees: answers come in the order of the requests, an error of the connection after the
@@ -47,29 +40,18 @@ class RamrackHttpProtocol(RequestParser):
     heads: ClassVar[head.AnswerHeads] = head.AnswerHeads()
     known: ClassVar[KnownHeads] = KnownHeads()
 
-    pipeline: deque[Exchange]  # type: ignore[assignment]  # not only cycles wait here
     cycle: Cycle | None  # type: ignore[assignment]  # the newest request of the application
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._active: Exchange | None = None
+        self._latest: KnownHead | None = None
         self._last_words = b""
         # Ending: the last answer is out.
         self._is_ending = False
-        self._is_stopping = False
         self._is_advancing = False
-        # The client has ended its side; the first bytes of the next answer are out already.
-        self._has_ended = False
-        self._is_ahead = False
-        self._is_probed = False
-        self._look_s = departure.LOOK_S
-        self._unflushed_bytes = 0
         # Answers that became ready while bytes were parsed; they go out in one write.
         self._joined: list[bytes] = []
         self._joined_bytes = 0
-        self._deadlines = Deadlines(self.loop, self._on_due)
-        self._is_head_due = False
-        self._idle_from_s = 0.0
 
     # What the event loop calls
 
@@ -88,20 +70,26 @@ class RamrackHttpProtocol(RequestParser):
         if self._is_message_open or self.lane is None:
             super().data_received(data)
             return
-        end = data.find(HEAD_END, 0, KNOWN_HEAD_BYTES) + len(HEAD_END)
-        known = self.known.by_bytes.get(data[:end])
-        if known is None:
-            super().data_received(data)
-            if self._begun == 1 and end >= len(HEAD_END):
-                self._learn(data[:end], len(data) - end)
-        elif len(data) - end != known.body_bytes or not self._is_free():
+        known = self._latest
+        # A client mostly sends the head that it sent last.
+        if known is None or len(data) != known.all_bytes or not data.startswith(known.head):
+            end = data.find(HEAD_END, 0, KNOWN_HEAD_BYTES) + len(HEAD_END)
+            known = self.known.by_bytes.get(data[:end])
+            if known is None:
+                super().data_received(data)
+                if self._begun == 1 and end >= len(HEAD_END):
+                    self._learn(data[:end], len(data) - end)
+                return
+            self._latest = known
+        if len(data) != known.all_bytes or not self._is_free():
             super().data_received(data)
         else:
             self._silent_bytes = 0
             self.url, self.headers = known.target, known.headers
             if self._is_head_due:
                 self._forget_head()
-            exchange = self._active = self._newest = known.prepared.open(self, data[end:])
+            body = data[known.head_bytes :]
+            exchange = self._active = self._newest = known.prepared.open(self, body)
             try:
                 exchange.start()
             except Exception as fault:  # noqa: BLE001  as for one that the parser met
@@ -249,10 +237,14 @@ class RamrackHttpProtocol(RequestParser):
         is_kept = exchange.keep_alive and exchange.is_complete
         if is_kept and (self._is_stopping or self._has_ended):
             is_kept = not self._is_last(exchange)
-        end = head.KEPT_END if is_kept else head.CLOSED_END
-        self._send(
-            b"".join((begin, request_id.encode("ascii"), middle, end % len(body))), body, is_kept
-        )
+        end = (head.KEPT_END if is_kept else head.CLOSED_END) % len(body)
+        parts = (begin, request_id.encode("ascii"), middle, end)
+        if is_kept and not self.is_feeding and not self._is_ahead and len(body) <= JOINED_BYTES:
+            # As below, in one step.
+            self.transport.write(b"".join((*parts, body)))
+            self.on_response_complete()
+        else:
+            self._send(b"".join(parts), body, is_kept)
 
     def _send(self, lines: bytes, body: bytes, is_kept: bool) -> None:
         if len(body) <= JOINED_BYTES:
@@ -390,9 +382,6 @@ class RamrackHttpProtocol(RequestParser):
         if self.known.is_repeated(data) and (prepared := newest.prepare()) is not None:
             self.known.learn(data, body_bytes, self.url, self.headers, prepared)
 
-    def _is_idle(self) -> bool:
-        return self._active is None and not self.pipeline and not self._is_message_open
-
     def _become_idle(self) -> None:
         self._idle_from_s = self.loop.time()
         if self._is_stopping:
@@ -446,95 +435,3 @@ class RamrackHttpProtocol(RequestParser):
         elif self.pipeline:
             self.pipeline.popleft()
             self._newest = self.pipeline[0] if self.pipeline else self._active
-
-    # Deadlines
-
-    def _await_head(self) -> None:
-        if not self._is_head_due:
-            self._is_head_due = True
-            self._deadlines.set("head", self.limits.header_timeout_s)
-
-    def _forget_head(self) -> None:
-        self._is_head_due = False
-        self._deadlines.clear("head")
-
-    def _body_came(self) -> None:
-        self._is_body_due = False
-        self._deadlines.clear("body")
-
-    def _on_due(self, name: str) -> None:
-        if name == "head":
-            self._on_head_due()
-        elif name == "body":
-            self._is_body_due = False
-            if self._active is not None:
-                self._active.late()
-        elif name == "idle":
-            self._on_idle_due()
-        elif name == "stall":
-            self._on_stall()
-        elif name == "probe":
-            self._on_probe()
-        else:
-            self._close()
-
-    def _on_idle_due(self) -> None:
-        """Close what was idle all the time; this one deadline is never cleared, only renewed."""
-        wait_s = STOP_GRACE_S if self._is_stopping else self.limits.keep_alive_s
-        idle_s = self.loop.time() - self._idle_from_s if self._is_idle() else 0.0
-        # The loop's clock is read in steps of a millisecond.
-        if idle_s + 0.001 >= wait_s:
-            self._close()
-        else:
-            self._deadlines.set("idle", wait_s - idle_s)
-
-    def _on_head_due(self) -> None:
-        self._is_head_due = False
-        if self._is_head_open and self._flow.read_paused:
-            # It cannot come while nothing is read.
-            self._await_head()
-        elif self._is_head_open:
-            limit = f"header_timeout_s {self.limits.header_timeout_s:g}"
-            self._refuse(RequestTooSlow(f"request head: not complete within {limit}"))
-        elif self._is_idle():
-            # Nothing was ever sent, or only line ends: there is no request to answer.
-            self._close()
-
-    def _on_probe(self) -> None:
-        """Where the client ended its side, send the first bytes ahead; see how they are taken."""
-        active = self._active
-        if active is None:
-            return
-        peer = departure.peer_of(self.transport)
-        if peer is departure.Peer.GONE:
-            self.transport.abort()
-            return
-        if peer is departure.Peer.SENDS:
-            # It has ended its side only where all of it was read, or the state tells so.
-            self._look_s = departure.LOOK_S
-        elif self._is_probed:
-            self._look_s = min(2 * self._look_s, departure.LOOK_S)
-        elif not active.response_started:
-            self._is_probed = self._is_ahead = True
-            self._look_s = departure.FIRST_LOOK_S
-            self.transport.write(departure.SENT_AHEAD)
-        if self._has_ended or self._flow.is_held:
-            self._deadlines.set("probe", self._look_s)
-
-    def _close(self) -> None:
-        if not self.transport.is_closing():
-            self._is_deaf = True
-            self.transport.close()
-            self._watch_writing()
-
-    def _watch_writing(self) -> None:
-        if "stall" not in self._deadlines:
-            self._unflushed_bytes = self.transport.get_write_buffer_size()
-            self._deadlines.set("stall", self.limits.write_timeout_s)
-
-    def _on_stall(self) -> None:
-        """Cut the connection of a peer that took nothing since the last look."""
-        if self.transport.get_write_buffer_size() >= self._unflushed_bytes:
-            self.transport.abort()
-        else:
-            self._watch_writing()

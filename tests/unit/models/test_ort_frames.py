@@ -152,10 +152,10 @@ def branches() -> onnx.ModelProto:
         (branches, lambda x: x.tolist() if x.min() else [x.max()]),
     ],
 )
-def test_shapes_that_depend_on_the_numbers_end_frames(
+def test_shapes_that_depend_on_the_numbers_are_kept_of_inputs_only(
     kept: list[Frames], build: object, expected: object
 ) -> None:
-    """The run in which it shows is right too, and the session never keeps a frame again."""
+    """The run in which it shows is right too, and later frames have no outputs."""
     session = open_graph(build())  # type: ignore[operator]
     same = np.array([1, 2, 3, 4], np.float32)
     for turn in range(5):
@@ -167,7 +167,8 @@ def test_shapes_that_depend_on_the_numbers_end_frames(
         for _ in range(3):
             (found,) = session.run(["y"], {"x": array})
             assert found.tolist() == expected(array)  # type: ignore[operator]
-    assert (kept[0].count, kept[0].is_allowed) == (0, False)
+            found[:] = 0
+    assert (kept[0].count, kept[0].size_bytes) == (1, same.nbytes)
 
 
 def test_branches_of_one_shape_answer_for_themselves(kept: list[Frames]) -> None:
@@ -225,14 +226,14 @@ def test_outputs_that_no_kernel_writes_are_right(kept: list[Frames]) -> None:
             array[:] = -1
 
 
-def test_an_output_that_the_runtime_does_not_write_here_ends_frames(kept: list[Frames]) -> None:
+def test_an_output_that_the_runtime_does_not_write_here_is_not_kept(kept: list[Frames]) -> None:
     """One that is asked for twice is written once: what lay in the other is no answer."""
     session = open_graph(doubled())
     for turn in range(6):
         x = rows(2, turn)
         first, second = session.run(["y", "y"], {"x": x})
         assert first.tolist() == second.tolist() == (x + x).tolist()
-    assert (kept[0].count, kept[0].is_allowed) == (0, False)
+    assert (kept[0].count, kept[0].size_bytes) == (1, x.nbytes)
 
 
 def test_a_frame_that_cannot_be_made_fails_no_run(
@@ -272,13 +273,37 @@ def test_a_bad_input_says_the_same_in_a_frame_and_ends_none(kept: list[Frames]) 
     assert (kept[0].count, kept[0].is_allowed) == (1, True)
 
 
-def test_outputs_of_strings_have_no_frames(kept: list[Frames]) -> None:
-    """They have no place of a fixed size."""
+@pytest.mark.parametrize("count", [2, 40, 3000])
+def test_outputs_of_strings_are_read_anew_each_time(kept: list[Frames], count: int) -> None:
+    """They have no place of a fixed size, so that a frame keeps the inputs only."""
     session = open_graph(graphs.identity(TensorProto.STRING))
-    for text in ("a", "bb", "ccc", ""):
-        array = np.array([text, "x"], dtype=object)
-        assert session.run(["y"], {"x": array})[0].tolist() == [text, "x"]
-    assert kept[0].count == 0
+    found = []
+    texts = ["a", "bb", "", "\0", "x\0y", "é日\U0001f600", "l" * 60, "long " * 10_000, "ccc"]
+    for text in texts * 2:
+        array = np.array([text, "x"] * (count // 2), dtype=object)
+        found.append(session.run(["y"], {"x": array})[0])
+    for text, array in zip(texts * 2, found, strict=True):
+        assert array.tolist() == [text, "x"] * (count // 2)
+    assert kept[0].count == (count < 1000)
+
+
+def test_threads_read_texts_apart() -> None:
+    """What one thread reads never lies where another one reads."""
+    session = open_graph(graphs.identity(TensorProto.STRING))
+    wrong = []
+
+    def run(text: str) -> None:
+        array = np.array([text] * 50, dtype=object)
+        for _ in range(200):
+            if session.run(["y"], {"x": array})[0].tolist() != array.tolist():
+                wrong.append(text)
+
+    threads = [threading.Thread(target=run, args=(str(i) * (i + 1),)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
 
 
 @pytest.mark.parametrize("count", [0, 3, 100])

@@ -198,7 +198,7 @@ def test_a_run_ends_when_it_is_told_to(runs_before: int) -> None:
 
     thread = threading.Thread(target=run)
     thread.start()
-    options.terminate = True
+    options.terminate()
     thread.join(60)
     assert not thread.is_alive()
     assert len(caught) == 1

@@ -6,10 +6,14 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import orjson
 import pytest
 
 from models.servable import Array
 from models.signature import Signature, TensorSpec
+from serving.codec.packed_rows import Inputs
+from serving.codec.v2_plan import V2Plan
+from serving.data.batch_run import compute
 from serving.data.batcher import Batcher, BatchLimits
 from serving.data.input_look import InputLook
 from tests.fakes import FakeCounters, FakeServable
@@ -100,3 +104,31 @@ async def test_a_run_counts_what_its_inputs_lack() -> None:
         await batcher.close(10)
     assert sum(counters.batches) == 3
     assert (counters.missing_values, counters.unseen_categories) == (2, 0)
+
+
+@pytest.mark.parametrize("is_binary", [False, True])
+def test_missing_numbers_are_counted_however_a_request_was_read(is_binary: bool) -> None:
+    """Where the text around the numbers is known, alone or with others, none is passed over."""
+    servable = FakeServable()
+    signature = servable.signature
+    spec = signature.inputs[0]
+    plan, found = V2Plan(signature, "m", 1), []
+    for values in ([1.0] * 4, [2.0] * 4, [None, 1.0, None, 1.0], [3.0] * 4):
+        item = {"name": spec.name, "datatype": spec.datatype, "shape": [1, 4]}
+        numbers = np.array([NAN if value is None else value for value in values], np.float32)
+        if is_binary:
+            item["parameters"] = {"binary_data_size": numbers.nbytes}
+            head = orjson.dumps({"inputs": [item]})
+            found.append(read(plan, head + numbers.tobytes(), len(head)))
+        else:
+            found.append(read(plan, orjson.dumps({"inputs": [{**item, "data": values}]}), None))
+    looked = InputLook(signature)
+    alone = [compute(servable, [one], 1, is_rowwise=True, look=looked)[1] for one in found]
+    assert [timing[4] for timing in alone] == [0, 0, 2, 0]
+    (_, timing) = compute(servable, found, 4, is_rowwise=True, look=looked)
+    assert timing[4:] == (2, 0)
+
+
+def read(plan: V2Plan, body: bytes, json_bytes: int | None) -> Inputs:
+    known = plan.read(body) if json_bytes is None else plan.read_binary(body, json_bytes)
+    return known[1] if known is not None else plan.decode(body, json_bytes).inputs

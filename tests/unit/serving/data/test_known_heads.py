@@ -85,7 +85,7 @@ async def test_the_third_request_with_a_head_is_not_parsed(
     assert {(c.protocol, c.model, c.selector) for c in calls} == {("v2", "m", None)}
     said = {(h.json_length, h.timeout_ms, h.accept_encoding, h.routing_key) for h in heads}
     assert said == {(None, "70", "gzip", "k")}
-    assert len({head.request_id for head in heads}) == 4
+    assert len({call.own_head().request_id for call in calls}) == 4
 
 
 async def test_an_id_that_was_sent_is_kept(
@@ -114,6 +114,23 @@ async def test_a_known_head_whose_packet_is_more_or_less_is_parsed(
     assert opened == []
     protocol.data_received(data)  # type: ignore[union-attr]
     assert await bodies(connection, 1) == opened == [b"abc"]
+
+
+async def test_heads_in_turn_are_told_apart(
+    served: Served, driven: DrivenPlane, opened: list[bytes]
+) -> None:
+    """A connection on which two heads alternate, of one length even, gets what each asks for."""
+    one, other = request(b"abc", "X-Routing-Key: 1"), request(b"abc", "X-Routing-Key: 2")
+    longer = request(b"abcdefghijk", "X-Routing-Key: 1")
+    connection = await known(served, one)
+    for data in (other, longer, other, longer):
+        await connection.send(data)
+        await connection.response()
+    for data, key in ((one, "1"), (other, "2"), (longer, "1"), (other, "2"), (one, "1")):
+        await connection.send(data)
+        assert (await connection.response()).body == data.rpartition(b"\r\n")[2]
+        assert driven.begun[-1].call.head.routing_key == key
+    assert len(opened) == 5
 
 
 async def test_it_waits_its_turn(served: Served, driven: DrivenPlane, opened: list[bytes]) -> None:
