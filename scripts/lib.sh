@@ -80,6 +80,7 @@ make_framework_env() {
 
 # The build for CPUs, by its full version: any other is gigabytes larger.
 _TORCH="torch==2.13.0+cpu"
+_TENSORFLOW="tensorflow-cpu==2.21.0"
 
 make_torch_env() {
     make_framework_env PyTorch .venv-torch "$_TORCH" onnxscript==0.7.2 \
@@ -93,7 +94,7 @@ has_torch_build() {
 }
 
 make_tensorflow_env() {
-    make_framework_env TensorFlow .venv-tf tensorflow-cpu==2.21.0 tf2onnx==1.17.0
+    make_framework_env TensorFlow .venv-tf "$_TENSORFLOW" tf2onnx==1.17.0
 }
 
 # Make .venv from the lock file; nothing happens where that is done already.

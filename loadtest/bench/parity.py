@@ -104,7 +104,9 @@ def _train(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
                "--rows", str(options.rows)]  # fmt: skip
     command += ["--quick"] if options.quick else []
     command += [part for family in options.family or () for part in ("--family", family)]
-    subprocess.run(command, check=True, cwd=ROOT, timeout=_TRAINING_S)
+    # Teams of threads that wait for each other on a busy machine took a thousand times as long.
+    alone = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run(command, check=True, cwd=ROOT, timeout=_TRAINING_S, env=alone)
     index: dict[str, Any] = json.loads((folder / "index.json").read_bytes())
     return index
 

@@ -6,16 +6,13 @@ Frameworks are imported only when a file needs them, so the base install imports
 from __future__ import annotations
 
 import hashlib
-import importlib
-import importlib.util
-import io
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from models.convert.detect import FORMATS, NETWORKS, RUN_CODE, detect_format
+from models.convert.detect import BOOSTERS, FORMATS, NETWORKS, RUN_CODE, detect_format
+from models.convert.extras import need
 from models.convert.sample import Sample, read_sample
 from models.errors import ConversionRefused
 from models.package import CHUNK_BYTES, Package
@@ -39,22 +36,6 @@ _HARMLESS_SUFFIXES: Final = frozenset(
     {".csv", ".json", ".npy", ".npz", ".onnx", ".parquet", ".pb", ".txt"}
 )
 _FOUND_IN_NETWORKS: Final = frozenset(kind for kinds in NETWORKS.values() for kind in kinds)
-_BOOSTERS: Final = ("lightgbm", "xgboost", "catboost")
-_SKLEARN: Final = ("sklearn", "imblearn")
-_EXTRAS: Final = {
-    "lightgbm": ("lightgbm", "lightgbm"),
-    "xgboost": ("xgboost", "xgboost"),
-    "catboost": ("catboost", "catboost"),
-    "sklearn": ("sklearn", "sklearn"),
-    "skl2onnx": ("skl2onnx", "sklearn"),
-    "pandas": ("pandas", "sklearn"),
-    "joblib": ("joblib", "sklearn"),
-    "torch": ("torch", "torch"),
-    "onnxscript": ("onnxscript", "torch"),
-    "tensorflow": ("tensorflow", "tensorflow"),
-    "keras": ("keras", "tensorflow"),
-    "tf2onnx": ("tf2onnx", "tensorflow"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +111,19 @@ def convert(
         return _package(name, graph, about, request, sample)
     if request is not None:  # smaller weights are weights of a graph
         options = replace(options, runtime="onnx")
-    if found == "pickle":
-        _need("joblib")
-        if before_pickle is not None:
+    if found in ("pickle", "skops"):
+        from models.convert.pickled import convert_object, unpickled, unskopsed
+
+        need("joblib" if found == "pickle" else "skops")
+        if before_pickle is not None and found in RUN_CODE:
             before_pickle()
-        conversion = _convert_object(path, _unpickle(path), options, sample, tolerance)
+        model = unpickled(path) if found == "pickle" else unskopsed(path)
+        conversion = convert_object(path, model, options, sample, tolerance)
     else:
-        conversion = _choose(_read_file(path, found, sample), options.runtime, tolerance)
+        from models.convert.choice import choose
+
+        need(found)
+        conversion = choose(_read_file(path, found, sample), options.runtime, tolerance)
     source: JsonObject = {
         "framework": conversion.framework,
         "libraries": conversion.libraries,
@@ -166,8 +153,7 @@ def _convert_network(
         raise ConversionRefused(f"--runtime native: {library_of(found)} is not served, graphs are")
     if options.folder is None:
         raise ConversionRefused(f"{shown(path.name)}: there is no folder to write the graph into")
-    for module in NEEDED[library_of(found)]:
-        _need(module)
+    need(*NEEDED[library_of(found)])
     if before_pickle is not None and (found in RUN_CODE or options.is_code_trusted):
         before_pickle()
     order = Order(path, found, options.sample, options.folder, options.is_code_trusted)
@@ -220,15 +206,8 @@ def _package(
     return package_smaller(name, model, request, sample, about)
 
 
-def _choose(candidate: Candidate, runtime: str, tolerance: float) -> Conversion:
-    from models.convert.choice import choose
-
-    return choose(candidate, runtime, tolerance)
-
-
 def _read_file(path: Path, found: str, sample: Sample | None) -> Candidate:
     """Return what a library's own model file can be served as."""
-    _need(found)
     if found == "lightgbm":
         return _read_text(path, sample)
     if found == "catboost":
@@ -249,9 +228,9 @@ def _format(path: Path, wanted: str) -> str:
     if found == "mlflow":  # any other word names the flavour to take
         return found
     fits = {
-        "onnx": ("onnx",), "sklearn": ("pickle",), "text": ("text",), "mlflow": ("mlflow",),
+        "onnx": ("onnx",), "sklearn": ("pickle", "skops"), "text": ("text",), "mlflow": ("mlflow",),
     } | NETWORKS | {
-        family: (family, "pickle") for family in _BOOSTERS
+        family: (family, "pickle") for family in BOOSTERS
     }  # fmt: skip
     if wanted != "auto" and found not in fits[wanted]:
         raise ConversionRefused(f"{shown(path.name)} is {found}, not {wanted}: use --format auto")
@@ -283,81 +262,6 @@ def _read_text(path: Path, sample: Sample | None) -> Candidate:
     except UnicodeDecodeError as error:
         raise ConversionRefused(f"{shown(path.name)} is damaged: it is not UTF-8 text") from error
     return convert_text(text, sample)
-
-
-def _convert_object(
-    path: Path, model: Any, options: ConvertOptions, sample: Sample | None, tolerance: float
-) -> Conversion:
-    module = type(model).__module__.partition(".")[0]
-    kind = f"{type(model).__module__}.{type(model).__qualname__}"
-    family = "sklearn" if module in _SKLEARN else module
-    if family not in (*_BOOSTERS, "sklearn"):
-        raise ConversionRefused(
-            f"{shown(path.name)} holds a {shown(kind)}: only LightGBM, XGBoost, CatBoost and "
-            "scikit-learn models can be pushed from a pickle"
-        )
-    if options.format not in ("auto", family):
-        raise ConversionRefused(
-            f"{shown(path.name)} holds a {shown(kind)}, which is not {options.format}: "
-            "use --format auto"
-        )
-    if family != "sklearn":
-        _need(family)
-        converter = importlib.import_module(f"models.convert.{family}")
-        candidate: Candidate = converter.convert_object(model, sample)
-        return _choose(candidate, options.runtime, tolerance)
-    if options.runtime == "native":
-        raise ConversionRefused("--runtime native: scikit-learn has no format but pickle")
-    _need("skl2onnx")
-    _need("pandas")
-    from models.convert.sklearn import convert_estimator
-
-    return convert_estimator(model, sample, tolerance)
-
-
-def _unpickle(path: Path) -> Any:
-    import joblib
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            # joblib reads plain pickles as well.
-            model = joblib.load(io.BytesIO(path.read_bytes()))
-        except ModuleNotFoundError as error:
-            raise ConversionRefused(
-                f"{shown(path.name)} needs the Python module {error.name!r}: "
-                f"{_advice(str(error.name))}"
-            ) from error
-        # Unpickling runs the file's own code, which may raise anything at all.
-        except Exception as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise ConversionRefused(
-                f"{shown(path.name)} cannot be unpickled, it may be damaged or truncated: {reason}"
-            ) from error
-    for warning in caught:
-        # By name: scikit-learn is not needed for a pickle that holds none of it.
-        if type(warning.message).__name__ == "InconsistentVersionWarning":
-            versions: Any = warning.message
-            raise ConversionRefused(
-                f"{shown(path.name)} was saved with scikit-learn "
-                f"{versions.original_sklearn_version}, here is "
-                f"{versions.current_sklearn_version}: answers may differ; use "
-                "`--python EXE` with the interpreter of an environment that has that version, or "
-                "save the model again"
-            )
-    return model
-
-
-def _need(module: str) -> None:
-    if importlib.util.find_spec(module) is None:
-        raise ConversionRefused(f"the Python module {module!r} is missing: {_advice(module)}")
-
-
-def _advice(module: str) -> str:
-    root = module.partition(".")[0]
-    if root in _EXTRAS:
-        return f"type `pip install 'ramrack[{_EXTRAS[root][1]}]'`"
-    return f"type `pip install {root}`, or push from the environment that saved the model"
 
 
 def _digest(path: Path) -> str:

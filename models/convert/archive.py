@@ -1,4 +1,4 @@
-"""What a zip archive holds: PyTorch and Keras write their models as such, by any name."""
+"""What a zip archive holds: PyTorch, Keras and skops write models as such, by any name."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Final, Literal, TypeAlias
 from models.errors import ConversionRefused
 from registry.ident import shown
 
-ArchiveFormat: TypeAlias = Literal["torchscript", "pt2", "keras"]
+ArchiveFormat: TypeAlias = Literal["torchscript", "pt2", "keras", "skops"]
 # The directory of an archive is read whole, which takes some hundred bytes a member.
 _MAX_MEMBERS: Final = 100_000
+_SCHEMA: Final = frozenset({"schema.json"})
 EXPORT_ADVICE: Final = (
     "save the model as an exported program, on the machine that has its code: "
     "torch.export.save(torch.export.export(model.eval(), (example,), "
@@ -43,7 +44,7 @@ def archive_format(path: Path) -> ArchiveFormat:
     found = _kind(path, names)
     if found is None:
         raise ConversionRefused(
-            f"{shown(path.name)} is a zip archive, but not a PyTorch or Keras model"
+            f"{shown(path.name)} is a zip archive, but not a PyTorch, Keras or skops model"
         )
     return found
 
@@ -52,6 +53,8 @@ def _kind(path: Path, names: list[str]) -> ArchiveFormat | None:
     every = set(names)
     if {"config.json", "metadata.json"} <= every:
         return "keras"
+    if "schema.json" in every and all(name.endswith((".npy", ".npz")) for name in every - _SCHEMA):
+        return "skops"
     # PyTorch puts all members beneath one folder; older exported programs have none.
     inner = {name.partition("/")[2] for name in names} | every
     if any(name.startswith("data/aotinductor/") for name in inner):

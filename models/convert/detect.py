@@ -20,6 +20,7 @@ FORMATS: Final = (
     "auto", "onnx", "lightgbm", "xgboost", "catboost", "sklearn", "torch", "keras", "text",
     "mlflow",
 )  # fmt: skip
+BOOSTERS: Final = ("lightgbm", "xgboost", "catboost")
 # What is found in files of each library of networks.
 NETWORKS: Final = {"torch": ("torchscript", "pt2"), "keras": ("keras", "savedmodel")}
 # Opening these runs code that they bring along.
@@ -29,8 +30,8 @@ RUN_CODE: Final = frozenset({"pickle", "torchscript", "pt2", "savedmodel"})
 PUSHABLE: Final = (
     "push ONNX, a LightGBM text model, XGBoost JSON or UBJSON, a CatBoost .cbm, a PyTorch .pt2 or "
     "TorchScript file, a Keras model, a TensorFlow SavedModel, a folder with a tokenizer and an "
-    "encoder, a pickle or joblib file of a model of these libraries or scikit-learn, or an MLflow "
-    "folder of one"
+    "encoder, a pickle, joblib or skops file of a model of these libraries or scikit-learn, or an "
+    "MLflow folder of one"
 )
 _HEAD_BYTES: Final = 4096
 _TEXT_CONTROLS: Final = frozenset("\t\n\r\f")

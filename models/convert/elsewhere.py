@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -91,10 +91,14 @@ def _check(python: Path) -> None:
             f"{_LEAST[0]}.{_LEAST[1]} is needed"
         )
     if missing:
-        raise ConversionRefused(
-            f"--python {shown(str(python))} lacks {', '.join(missing)}: type "
-            f"`{python} -m pip install {' '.join(missing)}`"
-        )
+        raise _lacking(python, missing)
+
+
+def _lacking(python: Path, modules: Sequence[str]) -> ConversionRefused:
+    return ConversionRefused(
+        f"--python {shown(str(python))} lacks {', '.join(modules)}: type "
+        f"`{python} -m pip install {' '.join(modules)}`"
+    )
 
 
 def _run(
@@ -125,6 +129,8 @@ def _package(
             f"--python {shown(str(python))}: the conversion ended with exit code "
             f"{done.returncode}: {_said(done)}"
         ) from None
+    if "missing" in answer:
+        raise _lacking(python, answer["missing"])
     if "refused" in answer:
         raise ConversionRefused(str(answer["refused"]))
     manifest = parse_manifest(answer["manifest"])

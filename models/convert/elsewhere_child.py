@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from models.convert import ConvertOptions, convert
+from models.convert.extras import ModulesMissing
 from models.errors import ConversionRefused
 from registry.errors import InvalidInput
 from registry.ident import digest_hex
@@ -33,6 +34,8 @@ def main() -> int:
     answer: JsonObject
     try:
         package = convert(request["name"], Path(request["path"]), options)
+    except ModulesMissing as error:
+        answer = {"missing": list(error.modules)}
     except (ConversionRefused, InvalidInput) as error:
         answer = {"refused": str(error)}
     else:

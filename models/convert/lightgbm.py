@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 import onnx
 
+from models.convert.category_columns import add_columns, column_spec, rows_to_compare
 from models.convert.choice import Candidate, NativeSide
 from models.convert.graph import (
     Graph,
@@ -22,9 +23,9 @@ from models.convert.graph import (
 )
 from models.convert.lightgbm_text import ZERO, TextModel, parse_text_model
 from models.convert.sample import Sample
-from models.convert.trees import ML_DOMAIN, Precision, ensemble_node, library_versions
+from models.convert.trees import Precision, ensemble_node, library_versions
 from models.errors import ConversionRefused
-from models.parity import Answer, Inputs, edge_matrix, edge_values
+from models.parity import Answer, Inputs, edge_values
 from models.servable import Array
 from models.signature import Signature, TensorSpec
 from registry.manifest import JsonObject
@@ -34,8 +35,6 @@ _IDENTITY: Final = frozenset(
      "mape", "lambdarank", "rank_xendcg"}
 )  # fmt: skip
 _EXPONENTIAL: Final = frozenset({"poisson", "gamma", "tweedie"})
-_SEED: Final = 20_240_131
-_UNSEEN: Final = "a value that no training row had"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +114,7 @@ def _candidate(text: str, classes: Any, sample: Sample | None) -> Candidate:
         graph = Graph()
         matrix = "input"
         if columns is not None:
-            matrix = graph.add("Concat", *(_add_column(graph, c) for c in columns), axis=1)
+            matrix = add_columns(graph, signature.inputs)
         raw = _add_ensemble(graph, parsed, matrix, precision)
         _add_outputs(graph, parsed, raw, labels)
         return graph.model(signature)
@@ -130,12 +129,12 @@ def _candidate(text: str, classes: Any, sample: Sample | None) -> Candidate:
         signature,
         build,
         answer,
-        _rows(parsed, columns, signature, sample),
+        _rows(parsed, signature, sample),
         "lightgbm",
         libraries,
         NativeSide(
             NativeModel(text.encode(), runtime, doubles),
-            _rows(parsed, columns, doubles, sample),
+            _rows(parsed, doubles, sample),
             answer,
         ),
     )
@@ -224,26 +223,7 @@ def _inputs(parsed: TextModel, columns: Sequence[_Column] | None) -> tuple[Tenso
         automatic = tuple(f"Column_{i}" for i in range(len(parsed.features)))
         names = None if parsed.features == automatic else parsed.features
         return (TensorSpec("input", "FP32", (-1, len(parsed.features)), columns=names),)
-    specs = []
-    for column in columns:
-        if column.categories is None:
-            specs.append(TensorSpec(column.name, "FP32", (-1, 1)))
-        else:
-            is_text = isinstance(column.categories[0], str)
-            known = tuple(str(value) for value in column.categories)
-            # A category that training did not know goes where a missing one goes, so any text
-            # that is no category can stand for missing.
-            missing = next(text for text in ("", "__missing__", _UNSEEN) if text not in known)
-            specs.append(
-                TensorSpec(
-                    column.name,
-                    "BYTES" if is_text else "INT64",
-                    (-1, 1),
-                    categories=known,
-                    missing=missing if is_text else None,
-                )
-            )
-    return tuple(specs)
+    return tuple(column_spec(column.name, column.categories) for column in columns)
 
 
 def _add_ensemble(graph: Graph, parsed: TextModel, matrix: str, precision: Precision) -> str:
@@ -274,18 +254,6 @@ def _add_outputs(graph: Graph, parsed: TextModel, raw: str, labels: Sequence[str
         return
     _add_probabilities(graph, parsed, raw, "probabilities")
     add_label(graph, "probabilities", labels, output="label")
-
-
-def _add_column(graph: Graph, column: _Column) -> str:
-    if column.categories is None:
-        return column.name
-    is_text = isinstance(column.categories[0], str)
-    attributes: dict[str, Any] = {
-        "keys_strings" if is_text else "keys_int64s": list(column.categories),
-        "values_floats": [float(code) for code in range(len(column.categories))],
-        "default_float": float("nan"),
-    }
-    return graph.add("LabelEncoder", column.name, domain=ML_DOMAIN, **attributes)
 
 
 def _add_probabilities(graph: Graph, parsed: TextModel, raw: str, output: str) -> str:
@@ -367,38 +335,12 @@ def _frame(columns: Sequence[_Column], signature: Signature, inputs: Inputs) -> 
     return pd.DataFrame(frame)
 
 
-def _rows(
-    parsed: TextModel, columns: Sequence[_Column] | None, signature: Signature,
-    sample: Sample | None,
-) -> Inputs:  # fmt: skip
-    """Return the rows to compare on: the sample, and every threshold with its neighbours."""
-    rng = np.random.default_rng(_SEED)
+def _rows(parsed: TextModel, signature: Signature, sample: Sample | None) -> Inputs:
+    """Return the rows to compare on."""
     is_double = any(spec.datatype == "FP64" for spec in signature.inputs)
     edges = [
         edge_values(values, is_nan_allowed=True, is_infinity_allowed=True,
                     dtype=np.float64 if is_double else np.float32)
         for values in parsed.forest.thresholds(len(parsed.features))
     ]  # fmt: skip
-    given = sample.inputs(signature) if sample is not None else None
-    if columns is None:
-        base = given["input"] if given is not None else None
-        made = edge_matrix(edges, base, rng)
-        return {"input": made if base is None else np.concatenate([base, made])}
-    made = edge_matrix(edges, None, rng)
-    rows: Inputs = {}
-    for index, (column, spec) in enumerate(zip(columns, signature.inputs, strict=True)):
-        values = made[:, index : index + 1]
-        if column.categories is not None:
-            values = _category_rows(column, spec, len(made), rng)
-        rows[spec.name] = values if given is None else np.concatenate([given[spec.name], values])
-    return rows
-
-
-def _category_rows(column: _Column, spec: TensorSpec, rows: int, rng: np.random.Generator) -> Array:
-    choices: list[str | int] = list(column.categories or ())
-    if spec.datatype == "BYTES":
-        choices += [_UNSEEN, spec.missing or ""]
-    else:
-        choices += [-1, 2**40]
-    drawn = [choices[i] for i in rng.integers(0, len(choices), size=rows)]
-    return np.array(drawn, dtype=object if spec.datatype == "BYTES" else np.int64)[:, None]
+    return rows_to_compare(signature, edges, sample)

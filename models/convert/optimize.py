@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -183,12 +183,17 @@ class _Trial:
 def _forms(base: Package, graph: Path, folder: Path) -> list[tuple[str, Callable[[], Package]]]:
     """Return the forms to try by name; making one raises the reason why it cannot be."""
     forms: list[tuple[str, Callable[[], Package]]] = []
+    makers: dict[Mode, Callable[[], Package]] = {}
     for mode in MODES:
         place = folder / mode
         place.mkdir(exist_ok=True)
-        forms.append((f"onnx, {mode}", partial(_smaller, base, mode, graph, place)))
+        # Kept: two runtimes compute the same smaller weights.
+        makers[mode] = cache(partial(_smaller, base, mode, graph, place))
+        forms.append((f"onnx, {mode}", makers[mode]))
     forms.append(("openvino, float32", lambda: with_openvino(base, "f32")))
     forms.append(("openvino, bfloat16", lambda: _bfloat16(base)))
+    small = makers["int8-weights"]
+    forms.append(("openvino, int8-weights", lambda: with_openvino(small(), "int8")))
     return forms
 
 

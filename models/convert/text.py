@@ -7,7 +7,6 @@ the folder's graph as it is, pooled in numpy.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ import onnx
 
 from models.convert import bert_reference as reference
 from models.convert.bert import BertShape, BertWeights, classify, finished, hidden_states
+from models.convert.extras import need
 from models.convert.graph import Graph
 from models.convert.onnx_file import About, package_onnx
 from models.convert.opened import answer_of, opened
@@ -29,7 +29,6 @@ from models.graph_check import reason_not_to_batch
 from models.graph_signature import graph_signature
 from models.package import BytesObject, Package
 from models.parity import Parity, compare
-from models.runtime.tokens import MISSING
 from models.servable import Array
 from models.signature import Signature, TensorSpec
 from models.text_form import EMBEDDING, INPUT_NAME, TextForm
@@ -63,8 +62,7 @@ class TextModel:
 
 def read_text(path: Path) -> TextModel:
     """Return the text model of a folder, or raise ConversionRefused."""
-    if importlib.util.find_spec("tokenizers") is None:
-        raise ConversionRefused(MISSING.partition(" in the server")[0])
+    need("tokenizers")
     folder = read_text_folder(path)
     read = _read_onnx if folder.is_onnx else _read_bert
     graph, answer = read(folder)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from models.convert.extras import need
 from models.convert.opened import answer_of, opened
 from models.convert.text import TextModel, measured, package_text, read_text, texts_of
 from models.convert.variants import least_cosine, rows_for, smaller, unpacked, with_openvino
@@ -66,6 +67,7 @@ def computed_by_openvino(
     """Return the package for OpenVINO: in bfloat16 where the processor and the tolerance allow."""
     from models.runtime.openvino import has_bf16
 
+    need("openvino")
     allowed = DEFAULT_TOLERANCE if tolerance is None else tolerance
     if has_bf16():
         fast = with_openvino(package, "bf16")

@@ -85,10 +85,11 @@ def smaller(package: Package, mode: Mode, graph: Path, folder: Path) -> tuple[Pa
     return Package(manifest, (*inner.objects, tokenizer)), small
 
 
-def with_openvino(package: Package, precision: Literal["f32", "bf16"]) -> Package:
+def with_openvino(package: Package, precision: Literal["f32", "bf16", "int8"]) -> Package:
     """Return the same text model for OpenVINO to compute, without a record.
 
-    Raises ConversionRefused where it is no text model.
+    ``precision``: "int8" is for a package with weights of 8 bits. Raises ConversionRefused where it
+    is no text model.
     """
     base = package.manifest
     if base.runtime["name"] != RUNTIME_NAME:

@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 import onnx
 
+from models.convert.category_columns import add_columns, column_spec, rows_to_compare
 from models.convert.choice import Candidate, NativeSide
 from models.convert.graph import (
     Graph,
@@ -22,10 +23,10 @@ from models.convert.graph import (
     label_array,
 )
 from models.convert.sample import Sample
-from models.convert.trees import ML_DOMAIN, Forest, Precision, ensemble_node, library_versions
+from models.convert.trees import Forest, Precision, ensemble_node, library_versions
 from models.convert.xgboost_json import XgboostModel, parse_model
 from models.errors import ConversionRefused
-from models.parity import Answer, Inputs, edge_matrix, edge_values
+from models.parity import Answer, Inputs, edge_values
 from models.servable import Array
 from models.signature import Signature, TensorSpec
 from registry.manifest import JsonObject
@@ -41,8 +42,6 @@ _EXPONENTIAL: Final = frozenset(
 _LOGISTIC: Final = frozenset({"binary:logistic", "reg:logistic"})
 _MULTICLASS: Final = frozenset({"multi:softprob", "multi:softmax"})
 _OBJECTIVES: Final = _IDENTITY | _EXPONENTIAL | _LOGISTIC | _MULTICLASS | {"binary:hinge"}
-_SEED: Final = 20_240_131
-_UNSEEN: Final = "a value that no training row had"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +130,7 @@ def _candidate(source: _Source, sample: Sample | None) -> Candidate:
         graph = Graph()
         matrix = "input"
         if any(parsed.categories):
-            columns = [_add_column(graph, s) for s in signature.inputs]
-            matrix = graph.add("Concat", *columns, axis=1)
+            matrix = add_columns(graph, signature.inputs)
         raw = _add_ensemble(graph, source, parsed.forest, matrix, precision)
         _add_outputs(graph, source, raw)
         return graph.model(signature)
@@ -218,37 +216,7 @@ def _inputs(parsed: XgboostModel) -> tuple[TensorSpec, ...]:
     if not any(parsed.categories):
         return (TensorSpec("input", "FP32", (-1, parsed.width), columns=parsed.features),)
     names = parsed.features or tuple(f"f{i}" for i in range(parsed.width))
-    specs = []
-    for name, values in zip(names, parsed.categories, strict=True):
-        if values is None:
-            specs.append(TensorSpec(name, "FP32", (-1, 1)))
-            continue
-        known = tuple(str(value) for value in values)
-        is_text = isinstance(values[0], str)
-        # XGBoost refuses a category that training did not know; here it goes where a missing one
-        # goes, so any text that is no category can stand for missing.
-        missing = next(text for text in ("", "__missing__", _UNSEEN) if text not in known)
-        specs.append(
-            TensorSpec(
-                name, "BYTES" if is_text else "INT64", (-1, 1), categories=known,
-                missing=missing if is_text else None,
-            )
-        )  # fmt: skip
-    return tuple(specs)
-
-
-def _add_column(graph: Graph, spec: TensorSpec) -> str:
-    if spec.categories is None:
-        return spec.name
-    is_text = spec.datatype == "BYTES"
-    attributes: dict[str, Any] = {
-        "keys_strings" if is_text else "keys_int64s": (
-            list(spec.categories) if is_text else [int(value) for value in spec.categories]
-        ),
-        "values_floats": [float(code) for code in range(len(spec.categories))],
-        "default_float": float("nan"),
-    }
-    return graph.add("LabelEncoder", spec.name, domain=ML_DOMAIN, **attributes)
+    return tuple(column_spec(*column) for column in zip(names, parsed.categories, strict=True))
 
 
 def _add_ensemble(
@@ -340,9 +308,8 @@ def _codes(specs: Sequence[TensorSpec], inputs: Inputs) -> Array:
 
 
 def _rows(source: _Source, signature: Signature, sample: Sample | None) -> Inputs:
-    """Return the rows to compare on: the sample, and every threshold with its neighbours."""
+    """Return the rows to compare on."""
     parsed = source.parsed
-    rng = np.random.default_rng(_SEED)
     thresholds = (
         parsed.forest.thresholds(parsed.width)
         if parsed.forest is not None
@@ -351,25 +318,4 @@ def _rows(source: _Source, signature: Signature, sample: Sample | None) -> Input
     edges = [edge_values(t, is_nan_allowed=True, is_infinity_allowed=True) for t in thresholds]
     if source.missing is not None:
         edges = [np.append(values, np.float32(source.missing)) for values in edges]
-    given = sample.inputs(signature) if sample is not None else None
-    if not any(parsed.categories):
-        base = given["input"] if given is not None else None
-        made = edge_matrix(edges, base, rng)
-        return {"input": made if base is None else np.concatenate([base, made])}
-    made = edge_matrix(edges, None, rng)
-    rows: Inputs = {}
-    for index, spec in enumerate(signature.inputs):
-        values = made[:, index : index + 1]
-        if spec.categories is not None:
-            values = _category_rows(spec, len(made), rng)
-        rows[spec.name] = values if given is None else np.concatenate([given[spec.name], values])
-    return rows
-
-
-def _category_rows(spec: TensorSpec, rows: int, rng: np.random.Generator) -> Array:
-    known = spec.categories or ()
-    if spec.datatype == "BYTES":
-        texts = [*known, _UNSEEN, spec.missing or ""]
-        return np.array([[texts[i]] for i in rng.integers(0, len(texts), size=rows)], dtype=object)
-    numbers = np.array([*(int(value) for value in known), -1, 2**40], dtype=np.int64)
-    return rng.choice(numbers, size=rows)[:, None]
+    return rows_to_compare(signature, edges, sample)

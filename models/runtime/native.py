@@ -12,14 +12,7 @@ from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 
-from models.errors import (
-    InputRefused,
-    LoadFailed,
-    ModelsError,
-    RunFailed,
-    RunTerminated,
-    warm_up_failed,
-)
+from models.errors import LoadFailed, RunFailed, RunTerminated
 from models.memory import trim
 from models.runtime.native_catboost import DTYPE as CATBOOST_DTYPE
 from models.runtime.native_catboost import CatboostEngine, catboost_module
@@ -28,9 +21,10 @@ from models.runtime.native_lightgbm import DTYPE as LIGHTGBM_DTYPE
 from models.runtime.native_lightgbm import LightgbmEngine, lightgbm_library
 from models.runtime.native_xgboost import DTYPE as XGBOOST_DTYPE
 from models.runtime.native_xgboost import XgboostEngine, xgboost_library
-from models.servable import Array, LoadSpec, numpy_dtype
+from models.runtime.outputs import Outputs
+from models.runtime.warm_up import warmed
+from models.servable import Array, LoadSpec
 from models.signature import Signature
-from models.synthetic import first_inputs
 from registry.ident import digest_hex, shown
 from registry.manifest import JsonObject
 
@@ -64,14 +58,7 @@ class NativeLoader:
     def load(self, spec: LoadSpec) -> NativeServable:
         """Open and warm up a version, or raise LoadFailed."""
         path = spec.objects_dir / digest_hex(spec.manifest.graph)
-        servable = open_native(path, spec.manifest.runtime, spec.inspection.signature)
-        try:
-            first_inputs(servable.run, servable.signature)
-        except ModelsError as error:
-            servable.close()
-            raise warm_up_failed(error) from None
-        trim()
-        return servable
+        return warmed(open_native(path, spec.manifest.runtime, spec.inspection.signature))
 
 
 def open_native(path: Path, runtime: JsonObject, signature: Signature) -> NativeServable:
@@ -114,8 +101,7 @@ class NativeServable:
         self._engine: Engine | None = engine
         self._inputs = inputs
         self._signature = signature
-        self._names = tuple(spec.name for spec in signature.outputs)
-        self._dtypes = {spec.name: numpy_dtype(spec.datatype) for spec in signature.outputs}
+        self._outputs = Outputs(signature)
         self._labels = _labels(signature)
         self._lock = threading.Lock()
         self._terminations = 0
@@ -127,13 +113,10 @@ class NativeServable:
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> list[Array]:
         """Compute ``outputs``; raises InputRefused, RunFailed or RunTerminated."""
-        names = self._names if outputs is None else tuple(outputs)
-        for name in names:
-            if name not in self._dtypes:
-                raise InputRefused(f"output {shown(name)} is unknown")
+        names = self._outputs.chosen(outputs)
         table = self._inputs.table(inputs)
         if not len(table):
-            return [self._no_rows(name) for name in names]
+            return self._outputs.no_rows(names)
         if not names:
             return []
         engine, began = self._engine, self._terminations
@@ -143,7 +126,7 @@ class NativeServable:
         if self._terminations != began:
             raise RunTerminated("the run was ended because it took too long")
         answers = self._answers(raw)
-        return [np.ascontiguousarray(answers[name], dtype=self._dtypes[name]) for name in names]
+        return [self._outputs.typed(name, answers[name]) for name in names]
 
     def terminate(self) -> None:
         """Let all runs under way raise RunTerminated; no library here can be stopped within one."""
@@ -166,10 +149,6 @@ class NativeServable:
         if raw.shape[1] != len(self._labels):
             raise RunFailed(f"{raw.shape[1]} probabilities for {len(self._labels)} classes")
         return {"label": self._labels[raw.argmax(axis=1)], "probabilities": raw}
-
-    def _no_rows(self, name: str) -> Array:
-        spec = next(spec for spec in self._signature.outputs if spec.name == name)
-        return np.empty((0, *(max(size, 0) for size in spec.shape[1:])), self._dtypes[name])
 
 
 def _labels(signature: Signature) -> Array | None:

@@ -14,24 +14,16 @@ import numpy as np
 import onnx
 import onnx.helper
 
-from models.errors import (
-    InputRefused,
-    LoadFailed,
-    ModelsError,
-    OutOfMemory,
-    RunFailed,
-    RunTerminated,
-    warm_up_failed,
-)
+from models.errors import InputRefused, LoadFailed, OutOfMemory, RunFailed, RunTerminated
 from models.graph_signature import ZIPMAP_ADVICE
 from models.memory import trim
 from models.runtime.ort_errors import clean, is_out_of_memory, run_error
 from models.runtime.ort_library import OrtError
 from models.runtime.ort_session import Node, RunOptions, Session, SessionConfig
 from models.runtime.strings import from_runtime, to_runtime
+from models.runtime.warm_up import warmed
 from models.servable import Array, LoadSpec, numpy_dtype
 from models.signature import Signature, TensorSpec
-from models.synthetic import first_inputs
 from registry.ident import digest_hex, shown
 
 RUNTIME_NAME: Final = "onnx"
@@ -76,14 +68,7 @@ class OnnxLoader:
                 f"use {RUNTIME_NAME!r}"
             )
         session = self._open(spec)
-        servable = OnnxServable(session, spec.inspection.signature)
-        try:
-            first_inputs(servable.run, servable.signature)
-        except ModelsError as error:
-            servable.close()
-            raise warm_up_failed(error) from None
-        trim()
-        return servable
+        return warmed(OnnxServable(session, spec.inspection.signature))
 
     def _open(self, spec: LoadSpec) -> Session:
         """Open what was built for this machine, or else the version itself, which always loads.

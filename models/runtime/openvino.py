@@ -19,22 +19,22 @@ from typing import Any, Final
 
 import numpy as np
 
-from models.errors import (
-    InputRefused,
-    LoadFailed,
-    ModelsError,
-    RunFailed,
-    RunTerminated,
-    warm_up_failed,
-)
+from models.errors import InputRefused, LoadFailed, RunFailed, RunTerminated
 from models.memory import trim
+from models.runtime.outputs import Outputs
+from models.runtime.warm_up import warmed
 from models.servable import Array, LoadSpec, numpy_dtype
 from models.signature import MAX_TENSOR_SPECS, Signature
-from models.synthetic import first_inputs
 from registry.ident import digest_hex, shown
 
 RUNTIME_NAME: Final = "openvino"
-PRECISIONS: Final = {"f32": "f32", "bf16": "bf16"}
+# "int8": what is multiplied with 8-bit weights is rounded as well, in groups of its own row as long
+# as the weights' blocks, so that whole numbers are multiplied. All else is computed in float32.
+PRECISIONS: Final[Mapping[str, Mapping[str, object]]] = {
+    "f32": {"INFERENCE_PRECISION_HINT": "f32"},
+    "bf16": {"INFERENCE_PRECISION_HINT": "bf16"},
+    "int8": {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 64},
+}
 MISSING: Final = (
     "the Python module 'openvino' is missing: type `pip install 'ramrack[openvino]'` "
     "in the server's environment"
@@ -70,36 +70,31 @@ class OpenvinoLoader:
             compile_graph, graph, spec.threads or self._threads,
             spec.manifest.runtime.get("precision", "f32"),
         )  # fmt: skip
-        servable = OpenvinoServable(compiled, spec.inspection.signature)
-        try:
-            first_inputs(servable.run, servable.signature)
-        except ModelsError as error:
-            servable.close()
-            raise warm_up_failed(error) from None
-        trim()
-        return servable
+        return warmed(OpenvinoServable(compiled, spec.inspection.signature))
 
 
 def compile_graph(graph: Path, threads: int, precision: object) -> Any:
     """Return a compiled graph; the names of its tensors are those of the ONNX file.
 
-    ``precision``: "f32", or "bf16", which computes in float32 where the processor has no bfloat16.
+    ``precision``: one of PRECISIONS; "bf16" is float32 where the processor has no bfloat16.
     """
-    hint = PRECISIONS.get(precision) if isinstance(precision, str) else None
-    if hint is None:
+    hints = PRECISIONS.get(precision) if isinstance(precision, str) else None
+    if hints is None:
         raise LoadFailed(
             f"runtime.precision {shown(precision)} must be one of {', '.join(PRECISIONS)}"
         )
     if not graph.is_file():
         raise LoadFailed("its graph object is not in the store")
     core = _shared_core()
+    if precision == "bf16" and not has_bf16():
+        hints = PRECISIONS["f32"]
     options = {
         # Explicit, and in one stream: left open it takes all cores of the machine for each version.
         "INFERENCE_NUM_THREADS": threads,
         "NUM_STREAMS": 1,
         "PERFORMANCE_HINT": "LATENCY",
         "ENABLE_CPU_PINNING": False,
-        "INFERENCE_PRECISION_HINT": hint if hint == "f32" or has_bf16() else "f32",
+        **hints,
     }
     try:
         model = core.read_model(str(graph))
@@ -161,8 +156,7 @@ class OpenvinoServable:
         self._compile = compiled
         self._compiled: Any = compiled()
         self._signature = signature
-        self._specs = {spec.name: spec for spec in signature.outputs}
-        self._names = tuple(self._specs)
+        self._outputs = Outputs(signature)
         self._places = _places(self._compiled, signature)
         self._idle: list[Any] = []
         self._terminations = self._compilations = self._marks = 0
@@ -176,15 +170,12 @@ class OpenvinoServable:
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> list[Array]:
         """Compute ``outputs``; raises InputRefused, RunFailed or RunTerminated."""
-        names = self._names if outputs is None else tuple(outputs)
-        for name in names:
-            if name not in self._specs:
-                raise InputRefused(f"output {shown(name)} is unknown")
+        names = self._outputs.chosen(outputs)
         feeds = self._feeds(inputs)
         rowwise = [spec for spec in self._signature.inputs if spec.shape[:1] == (-1,)]
         _check_alike({spec.name: feeds[spec.name] for spec in rowwise})
         if any(not len(inputs[spec.name]) for spec in rowwise):
-            return [self._no_rows(name) for name in names]
+            return self._outputs.no_rows(names)
         if not names:
             return []
         request, began, mark = self._begin()
@@ -207,10 +198,7 @@ class OpenvinoServable:
         self._end(request, began)
         if self._terminations != began.terminations:
             raise RunTerminated("the run was ended because it took too long")
-        return [
-            np.asarray(array, numpy_dtype(self._specs[name].datatype))
-            for name, array in zip(names, arrays, strict=True)
-        ]
+        return [self._outputs.typed(name, a) for name, a in zip(names, arrays, strict=True)]
 
     def terminate(self) -> None:
         """Let all runs under way raise RunTerminated once they end.
@@ -272,11 +260,6 @@ class OpenvinoServable:
         if len(inputs) > len(feeds):
             raise InputRefused(f"input {shown(min(set(inputs) - set(feeds)))} is unknown")
         return feeds
-
-    def _no_rows(self, name: str) -> Array:
-        spec = self._specs[name]
-        shape = (0, *(max(size, 0) for size in spec.shape[1:]))
-        return np.empty(shape, numpy_dtype(spec.datatype))
 
 
 def _places(compiled: Any, signature: Signature) -> dict[str, int]:

@@ -15,19 +15,13 @@ from typing import Final
 
 import numpy as np
 
-from models.errors import (
-    InputRefused,
-    LoadFailed,
-    ModelsError,
-    RunFailed,
-    RunTerminated,
-    warm_up_failed,
-)
+from models.errors import InputRefused, LoadFailed, RunFailed, RunTerminated
 from models.memory import trim
+from models.runtime.outputs import Outputs
 from models.runtime.tokens import TextTokenizer, Tokens
+from models.runtime.warm_up import warmed
 from models.servable import Array, Loader, LoadSpec, Servable, numpy_dtype
 from models.signature import Signature
-from models.synthetic import first_inputs
 from models.text_form import INPUT_NAME, TextForm, computed_manifest, parse_text_form
 from registry.ident import digest_hex, shown
 
@@ -52,14 +46,7 @@ class TextLoader:
             inspection=replace(spec.inspection, signature=form.encoder),
         )
         encoder = self._loader_of(form.engine.get("name")).load(inner)
-        servable = TextServable(tokenizer, encoder, form, spec.inspection.signature)
-        try:
-            first_inputs(servable.run, servable.signature)
-        except ModelsError as error:
-            servable.close()
-            raise warm_up_failed(error) from None
-        trim()
-        return servable
+        return warmed(TextServable(tokenizer, encoder, form, spec.inspection.signature))
 
 
 def check_outputs(signature: Signature, form: TextForm) -> None:
@@ -88,8 +75,7 @@ class TextServable:
         self._encoder = encoder
         self._form = form
         self._signature = signature
-        self._names = tuple(spec.name for spec in signature.outputs)
-        self._specs = {spec.name: spec for spec in signature.outputs}
+        self._outputs = Outputs(signature)
         self._labels = _labels(signature)
         self._lock = threading.Lock()
         self._terminations = 0
@@ -101,13 +87,10 @@ class TextServable:
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> list[Array]:
         """Compute ``outputs``; raises InputRefused, RunFailed or RunTerminated."""
-        names = self._names if outputs is None else tuple(outputs)
-        for name in names:
-            if name not in self._specs:
-                raise InputRefused(f"output {shown(name)} is unknown")
+        names = self._outputs.chosen(outputs)
         elements = _elements(inputs)
         if not elements:
-            return [self._no_rows(name) for name in names]
+            return self._outputs.no_rows(names)
         if not names:
             return []
         began = self._terminations
@@ -170,11 +153,6 @@ class TextServable:
             raise RunFailed("the encoder gives another number of classes than there are labels")
         # The first of equals, as numpy's argmax.
         return np.asarray(self._labels[values.argmax(axis=1)])
-
-    def _no_rows(self, name: str) -> Array:
-        spec = self._specs[name]
-        shape = (0, *(max(size, 0) for size in spec.shape[1:]))
-        return np.empty(shape, numpy_dtype(spec.datatype))
 
 
 def _elements(inputs: Mapping[str, Array]) -> list[object]:

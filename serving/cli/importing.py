@@ -168,6 +168,8 @@ def _row(line: Line) -> list[object]:
 
 def _say_what_next(lines: Sequence[Line]) -> None:
     newest = {line.model: line.version for line in lines if line.version is not None}
+    if newest:
+        note("to serve the newest of each:")
     for name, version in newest.items():
         print(f"ramrack load {name} {version}")
     refused = sum(line.is_refused for line in lines)

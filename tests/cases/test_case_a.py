@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from sklearn.ensemble import (
     RandomForestClassifier,
 )
 from sklearn.impute import SimpleImputer
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
 from sklearn.svm import OneClassSVM
@@ -155,6 +156,11 @@ def test_a07_a_row_alone_and_in_a_batch_is_answered_alike(server, rng, tmp_path)
         together = pushed.ask({"input": rows}, size)
         assert (together["label"] == alone["label"])[is_clear].all()
         assert np.abs(together["probabilities"] - alone["probabilities"]).max() <= 1e-6
+    # Many at once: those that arrive together share a run.
+    with ThreadPoolExecutor(16) as pool:
+        asked = list(pool.map(lambda row: pushed.ask({"input": row[None]}), rows))
+    shared = np.concatenate([one["probabilities"] for one in asked])
+    assert np.abs(shared - alone["probabilities"]).max() <= 1e-6
 
 
 def test_a08_nan_at_prediction_only_is_zero(server, rng, tmp_path):
@@ -276,6 +282,22 @@ def test_a16_a_zipmap_is_refused_or_served_as_a_tensor(server, rng, tmp_path, la
     assert pushed.outputs[1]["labels"] == sorted(labels)
     rows = rows_of(x, model.estimators_[0].tree_.threshold, rng, finite=True)
     same_class(pushed.ask({"input": rows}), model.classes_, model.predict_proba(rows))
+
+
+@pytest.mark.parametrize("model", [DecisionTreeRegressor(max_depth=3), LinearRegression()],
+                         ids=["tree", "line"])  # fmt: skip
+def test_b20_a_model_exported_for_one_row_of_rank_one(server, rng, tmp_path, model):
+    """The runtime takes [4] for a row of some operators and refuses it for others: never wrong."""
+    x, y = table(rng)
+    exported = skl2onnx.convert_sklearn(
+        model.fit(x, y), initial_types=[("input", FloatTensorType([4]))], target_opset=18
+    )
+    path = tmp_path / "model.onnx"
+    path.write_bytes(exported.SerializeToString())
+    pushed = or_refused(server, f"b20{type(model).__name__}", path)
+    if pushed is not None:
+        found = next(iter(pushed.ask({"input": x[0]}).values()))
+        close(found.ravel(), model.predict(x[:1]))
 
 
 @pytest.mark.parametrize("model", [IsolationForest(n_estimators=20, random_state=1),

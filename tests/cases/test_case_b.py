@@ -34,6 +34,9 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]
         "gemm": graphs.gemm(),
         "column": graphs.identity(TensorProto.FLOAT, ("N", 1)),
         "labels": labels(),
+        "scaled": scaled(),
+        "conv": convolution(),
+        "trees": graphs.forest(trees=3, depth=3),
     }
     with running_server(tmp_path_factory.mktemp("b"), workers=1) as running:
         for name, model in models.items():
@@ -63,6 +66,33 @@ def labels() -> Any:
         [graphs.value("x", TensorProto.INT64, ("N",))],
         [graphs.value("y", TensorProto.STRING, ("N",))],
         domains=[("ai.onnx.ml", 2)],
+    )
+
+
+def scaled() -> Any:
+    """Return a graph with side inputs: rows times a number, plus a vector of the rows' width."""
+    return graphs.build(
+        [
+            helper.make_node("Mul", ["x", "k"], ["xk"]),
+            helper.make_node("Add", ["xk", "w"], ["y"]),
+        ],
+        [
+            graphs.value("x", TensorProto.FLOAT, ("N", 3)),
+            graphs.value("k", TensorProto.FLOAT, ()),
+            graphs.value("w", TensorProto.FLOAT, (3,)),
+        ],
+        [graphs.value("y", TensorProto.FLOAT, ("N", 3))],
+    )
+
+
+def convolution() -> Any:
+    """Return one filter of ones over ``[N, 1, 3, 3]`` images."""
+    ones = graphs.weights("ones", np.ones((1, 1, 3, 3), np.float32))
+    return graphs.build(
+        [helper.make_node("Conv", ["x", "ones"], ["y"])],
+        [graphs.value("x", TensorProto.FLOAT, ("N", 1, 3, 3))],
+        [graphs.value("y", TensorProto.FLOAT, ("N", 1, 1, 1))],
+        [ones],
     )
 
 
@@ -142,6 +172,19 @@ def test_b04_shape_and_elements_disagree(server: RunningServer, shape: Any, data
             refused(answer)
 
 
+@pytest.mark.parametrize("count", [7, 3])
+def test_b04_bytes_of_another_size(server: RunningServer, count: int) -> None:
+    """More or fewer bytes than the shape has: refused, and no byte of it reaches a neighbour."""
+    data = np.arange(count, dtype=np.float32).tobytes()
+    spec = {"name": "x", "datatype": "FP32", "shape": [1, 4],
+            "parameters": {"binary_data_size": len(data)}}  # fmt: skip
+    head = json.dumps({"inputs": [spec]}).encode()
+    length = {"inference-header-content-length": str(len(head))}
+    refused(raw(server, WITNESS, head + data, **length), "x")
+    answer = infer(server, WITNESS, tensor("x", "FP32", [1, 4], [100, 101, 102, 103]))
+    assert outputs_of(answer) == {"y": [100, 101, 102, 103]}
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -149,11 +192,13 @@ def test_b04_shape_and_elements_disagree(server: RunningServer, shape: Any, data
         b'{"inputs": null}', b'{"inputs": []}',
         b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": "-1", "data": [1]}]}',
         b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [true], "data": [1]}]}',
+        b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1.5], "data": [1]}]}',
+        b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": -1, "data": [1]}]}',
         b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": {"b64": "x"}}]}',
         b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": '
         + b"[" * 100_000 + b"]" * 100_000 + b"}]}",
     ],
-    ids=range(13),
+    ids=range(15),
 )  # fmt: skip
 def test_b05_malformed_bodies(server: RunningServer, body: bytes) -> None:
     """Each is the caller's error, over both protocols, and the process lives."""
@@ -256,11 +301,31 @@ def test_b16_columns_for_a_matrix_without_column_names(server: RunningServer) ->
     refused(infer(server, "two", tensor("x", "FP32", [1, 4], ROW)))
 
 
+def test_b16_side_inputs_need_not_have_as_many_rows(server: RunningServer) -> None:
+    """A number and a vector beside two rows, alone and while others ask with theirs."""
+
+    def body(factor: float) -> dict[str, Any]:
+        return {"inputs": [
+            tensor("x", "FP32", [2, 3], [1, 2, 3, 4, 5, 6]), tensor("k", "FP32", [], [factor]),
+            tensor("w", "FP32", [3], [10, 20, 30]),
+        ]}  # fmt: skip
+
+    async def crowd() -> list[httpx.Response]:
+        async with callers(server) as many:
+            path = "/v2/models/scaled/infer"
+            return await together(8, lambda index: many.post(path, json=body(index)))
+
+    for index, answer in enumerate(asyncio.run(crowd())):
+        rows = [10 + index, 20 + 2 * index, 30 + 3 * index, 10 + 4 * index, 20 + 5 * index,
+                30 + 6 * index]  # fmt: skip
+        assert outputs_of(answer) == {"y": rows}
+
+
 def test_b17_empty_batches(server: RunningServer) -> None:
     """No rows in are no rows out, alone and while others ask."""
-    for name in (WITNESS, "gemm"):
+    for name in (WITNESS, "gemm", "conv", "trees"):
         source = server.expect(server.data("GET", f"/v2/models/{name}"))["inputs"][0]
-        sent = tensor(source["name"], "FP32", [0, source["shape"][1]], [])
+        sent = tensor(source["name"], "FP32", [0, *source["shape"][1:]], [])
         (output,) = strict(infer(server, name, sent))["outputs"]
         assert output["shape"][0] == 0
         assert output["data"] == []
@@ -288,6 +353,26 @@ def test_b19_float32_is_written_with_enough_digits(server: RunningServer) -> Non
     )
     back = np.array(strict(answer)["outputs"][0]["data"], np.float64).astype(np.float32)
     assert back.tobytes() == rows.tobytes()
+
+
+def test_b19_a_large_tensor_is_the_same_as_json_and_as_bytes(server: RunningServer) -> None:
+    """As many numbers as a picture of 640 by 640 has: nothing is lost either way."""
+    image = np.random.default_rng(4).random((3 * 640 * 640 // 4, 4), dtype=np.float32)
+    shape = list(image.shape)
+    answer = infer(
+        server, WITNESS, tensor("x", "FP32", shape, image.astype(float).ravel().tolist())
+    )
+    back = np.array(strict(answer)["outputs"][0]["data"], np.float64).astype(np.float32)
+    assert back.tobytes() == image.tobytes()
+    spec = {"name": "x", "datatype": "FP32", "shape": shape,
+            "parameters": {"binary_data_size": image.nbytes}}  # fmt: skip
+    head = json.dumps(
+        {"inputs": [spec], "outputs": [{"name": "y", "parameters": {"binary_data": True}}]}
+    ).encode()
+    length = {"inference-header-content-length": str(len(head))}
+    answer = raw(server, WITNESS, head + image.tobytes(), **length)
+    size = int(answer.headers["inference-header-content-length"])
+    assert answer.content[size:] == image.tobytes()
 
 
 def test_b20_a_vector_for_a_single_column(server: RunningServer) -> None:

@@ -14,7 +14,7 @@ pl = pytest.importorskip("polars", reason="runs in .venv-torch")
 pytest.importorskip("optuna", reason="runs in .venv-torch")
 
 from models.zoo.recipes import gru, tabnet, two_towers
-from models.zoo.recipes.nets_common import run
+from models.zoo.recipes.nets import run
 from tests.parity.conftest import Served, worst
 
 pytestmark = [
@@ -30,11 +30,12 @@ def test_a_recipe_searches_and_saves_what_a_push_takes(
     tmp_path: Path, serve: Callable[..., Served], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """From nothing to a program, its sample, and the command that pushes it as a candidate."""
-    code = run(two_towers.RECIPE, ["--rows", "2000", "--trials", "2", "--out", str(tmp_path)])
+    arguments = ["--rows", "2000", "--trials", "2", "--no-push", "--folder", str(tmp_path)]
+    code = run(two_towers.RECIPE, arguments)
     out = capsys.readouterr().out
     assert code == 0
-    assert f"ramrack push two_towers {tmp_path}/two_towers.pt2 --sample" in out
-    assert "--alias candidate --meta width=" in out
+    assert f"ramrack push two-towers {tmp_path}/two_towers.pt2 --sample" in out
+    assert "--alias candidate --meta rows=2000 --meta width=" in out
     sample = tmp_path / "two_towers.json"
     served = serve(tmp_path / "two_towers.pt2", sample=sample)
     columns = json.loads(sample.read_text())

@@ -95,7 +95,8 @@ def test_a_repository_of_triton_is_taken_over_once(
     assert details["signature"]["outputs"][0]["labels"] == ["cat", "dog"]
 
     code, out, err = ramrack("import", "triton", str(tmp_path))
-    assert (code, err) == (1, "1 of 4 were refused; the table says why\n")
+    said = "to serve the newest of each:\n1 of 4 were refused; the table says why\n"
+    assert (code, err) == (1, said)
     assert "was there as pets/2" in out
     assert "ramrack load pets 2" in out
     assert len(server.expect(server.admin("GET", "/admin/v1/models/pets"))["versions"]) == 2

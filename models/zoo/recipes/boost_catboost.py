@@ -13,10 +13,10 @@ import catboost
 import optuna
 import polars as pl
 
-from models.zoo.recipes import common
+from models.zoo.recipes import loans, shared
 
 
-def suggest(trial: optuna.Trial) -> common.Parameters:
+def suggest(trial: optuna.Trial) -> shared.Parameters:
     """Return the parameters of one trial."""
     return {
         "depth": trial.suggest_int("depth", 3, 8),
@@ -25,9 +25,9 @@ def suggest(trial: optuna.Trial) -> common.Parameters:
     }
 
 
-def train(parameters: common.Parameters, table: Path) -> catboost.CatBoost:
+def train(parameters: shared.Parameters, table: Path) -> catboost.CatBoost:
     """Fit with early stopping; the file holds the trees up to the best iteration."""
-    rows = common.read_table(table)
+    rows = loans.read_table(table)
     model = catboost.CatBoost({
         "loss_function": "Logloss", "iterations": 200, "od_wait": 20, "verbose": 0,
         "thread_count": 1, "random_seed": 1, "allow_writing_files": False, **parameters,
@@ -38,27 +38,26 @@ def train(parameters: common.Parameters, table: Path) -> catboost.CatBoost:
 def pool(rows: pl.DataFrame) -> catboost.Pool:
     """Return the rows as CatBoost takes them."""
     return catboost.Pool(
-        common.frame(rows), rows[common.TARGET].to_numpy(), cat_features=[common.CITY]
+        loans.frame(rows), rows[loans.TARGET].to_numpy(), cat_features=[loans.CITY]
     )
 
 
-def score(parameters: common.Parameters, table: Path) -> float:
+def score(parameters: shared.Parameters, table: Path) -> float:
     """Return how good a model of these parameters is."""
-    valid = common.read_table(table).valid
+    valid = loans.read_table(table).valid
     predicted = train(parameters, table).predict(pool(valid), thread_count=1)
-    return common.auc(valid[common.TARGET], predicted)
+    return loans.auc(valid[loans.TARGET], predicted)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Search, train, push."""
-    options = common.options(argv, "loans-catboost")
-    table = common.write_table(options.folder / "loans.parquet", options.rows)
-    best = common.search(suggest, score, table, options)
+    options = shared.options(argv, "loans-catboost", __doc__)
+    table = options.table("loans", loans.write_table)
+    best = shared.search(suggest, score, table, options)
     file = options.folder / "catboost.cbm"
     train(best, table).save_model(str(file))
-    columns = common.read_table(table).valid.select(*common.NUMBERS, common.CITY)
-    common.push(options, file, common.write_sample(columns, options.folder))
-    return 0
+    columns = loans.read_table(table).valid.select(*loans.NUMBERS, loans.CITY)
+    return shared.push(options, file, loans.write_sample(columns, options.folder))
 
 
 if __name__ == "__main__":

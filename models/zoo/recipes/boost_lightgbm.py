@@ -13,10 +13,10 @@ import lightgbm
 import numpy as np
 import optuna
 
-from models.zoo.recipes import common
+from models.zoo.recipes import loans, shared
 
 
-def suggest(trial: optuna.Trial) -> common.Parameters:
+def suggest(trial: optuna.Trial) -> shared.Parameters:
     """Return the parameters of one trial."""
     return {
         "num_leaves": trial.suggest_int("num_leaves", 8, 96, log=True),
@@ -26,38 +26,39 @@ def suggest(trial: optuna.Trial) -> common.Parameters:
     }
 
 
-def train(parameters: common.Parameters, table: Path) -> lightgbm.Booster:
+def train(parameters: shared.Parameters, table: Path) -> lightgbm.Booster:
     """Fit with early stopping: the file keeps the best iteration, and so does what is served."""
-    rows = common.read_table(table)
+    rows = loans.read_table(table)
     data = lightgbm.Dataset(
-        common.matrix(rows.train), rows.train[common.TARGET].to_numpy(),
-        feature_name=list(common.NUMBERS),
+        loans.matrix(rows.train), rows.train[loans.TARGET].to_numpy(),
+        feature_name=list(loans.NUMBERS),
     )  # fmt: skip
-    valid = data.create_valid(common.matrix(rows.valid), rows.valid[common.TARGET].to_numpy())
+    valid = data.create_valid(loans.matrix(rows.valid), rows.valid[loans.TARGET].to_numpy())
     fixed = {"objective": "binary", "metric": "auc", "num_threads": 1, "verbosity": -1, "seed": 1}
     return lightgbm.train(
-        fixed | parameters, data, num_boost_round=300, valid_sets=[valid],
+        {**fixed, **parameters}, data, num_boost_round=300, valid_sets=[valid],
         callbacks=[lightgbm.early_stopping(20, verbose=False)],
     )  # fmt: skip
 
 
-def score(parameters: common.Parameters, table: Path) -> float:
+def score(parameters: shared.Parameters, table: Path) -> float:
     """Return how good a model of these parameters is."""
-    valid = common.read_table(table).valid
-    predicted = train(parameters, table).predict(common.matrix(valid), num_threads=1)
-    return common.auc(valid[common.TARGET], np.asarray(predicted))
+    valid = loans.read_table(table).valid
+    predicted = train(parameters, table).predict(loans.matrix(valid), num_threads=1)
+    return loans.auc(valid[loans.TARGET], np.asarray(predicted))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Search, train, push."""
-    options = common.options(argv, "loans-lightgbm")
-    table = common.write_table(options.folder / "loans.parquet", options.rows)
-    best = common.search(suggest, score, table, options)
+    options = shared.options(argv, "loans-lightgbm", __doc__)
+    table = options.table("loans", loans.write_table)
+    best = shared.search(suggest, score, table, options)
     file = options.folder / "lightgbm.txt"
     train(best, table).save_model(file)
-    valid = common.read_table(table).valid
-    common.push(options, file, common.write_sample(valid.select(common.NUMBERS), options.folder))
-    return 0
+    valid = loans.read_table(table).valid
+    return shared.push(
+        options, file, loans.write_sample(valid.select(loans.NUMBERS), options.folder)
+    )
 
 
 if __name__ == "__main__":

@@ -12,10 +12,10 @@ from pathlib import Path
 import optuna
 import xgboost
 
-from models.zoo.recipes import common
+from models.zoo.recipes import loans, shared
 
 
-def suggest(trial: optuna.Trial) -> common.Parameters:
+def suggest(trial: optuna.Trial) -> shared.Parameters:
     """Return the parameters of one trial."""
     return {
         "max_depth": trial.suggest_int("max_depth", 2, 8),
@@ -25,36 +25,37 @@ def suggest(trial: optuna.Trial) -> common.Parameters:
     }
 
 
-def train(parameters: common.Parameters, table: Path) -> xgboost.XGBClassifier:
+def train(parameters: shared.Parameters, table: Path) -> xgboost.XGBClassifier:
     """Fit with early stopping; the classifier's file says which iteration was the best."""
-    rows = common.read_table(table)
+    rows = loans.read_table(table)
     model = xgboost.XGBClassifier(
         n_estimators=300, early_stopping_rounds=20, n_jobs=1, random_state=1, **parameters
     )
-    valid = (common.matrix(rows.valid), rows.valid[common.TARGET].to_numpy())
-    target = rows.train[common.TARGET].to_numpy()
-    return model.fit(common.matrix(rows.train), target, eval_set=[valid], verbose=False)
+    valid = (loans.matrix(rows.valid), rows.valid[loans.TARGET].to_numpy())
+    target = rows.train[loans.TARGET].to_numpy()
+    return model.fit(loans.matrix(rows.train), target, eval_set=[valid], verbose=False)
 
 
-def score(parameters: common.Parameters, table: Path) -> float:
+def score(parameters: shared.Parameters, table: Path) -> float:
     """Return how good a model of these parameters is."""
-    valid = common.read_table(table).valid
-    predicted = train(parameters, table).predict_proba(common.matrix(valid))[:, 1]
-    return common.auc(valid[common.TARGET], predicted)
+    valid = loans.read_table(table).valid
+    predicted = train(parameters, table).predict_proba(loans.matrix(valid))[:, 1]
+    return loans.auc(valid[loans.TARGET], predicted)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Search, train, push."""
-    options = common.options(argv, "loans-xgboost")
-    table = common.write_table(options.folder / "loans.parquet", options.rows)
-    best = common.search(suggest, score, table, options)
+    options = shared.options(argv, "loans-xgboost", __doc__)
+    table = options.table("loans", loans.write_table)
+    best = shared.search(suggest, score, table, options)
     file = options.folder / "xgboost.ubj"
     model = train(best, table)
-    model.get_booster().feature_names = list(common.NUMBERS)
+    model.get_booster().feature_names = list(loans.NUMBERS)
     model.save_model(file)
-    valid = common.read_table(table).valid
-    common.push(options, file, common.write_sample(valid.select(common.NUMBERS), options.folder))
-    return 0
+    valid = loans.read_table(table).valid
+    return shared.push(
+        options, file, loans.write_sample(valid.select(loans.NUMBERS), options.folder)
+    )
 
 
 if __name__ == "__main__":

@@ -18,10 +18,10 @@ from sklearn.impute import SimpleImputer
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import OneHotEncoder
 
-from models.zoo.recipes import common
+from models.zoo.recipes import loans, shared
 
 
-def suggest(trial: optuna.Trial) -> common.Parameters:
+def suggest(trial: optuna.Trial) -> shared.Parameters:
     """Return the parameters of one trial."""
     return {
         "max_depth": trial.suggest_int("max_depth", 3, 14),
@@ -33,36 +33,35 @@ def suggest(trial: optuna.Trial) -> common.Parameters:
 def pipeline(**parameters: Any) -> Pipeline:
     """Return holes filled, the city as columns of 0 and 1, then the forest."""
     columns = ColumnTransformer([
-        ("numbers", SimpleImputer(strategy="median"), list(common.NUMBERS)),
-        ("city", OneHotEncoder(handle_unknown="ignore"), [common.CITY]),
+        ("numbers", SimpleImputer(strategy="median"), list(loans.NUMBERS)),
+        ("city", OneHotEncoder(handle_unknown="ignore"), [loans.CITY]),
     ])  # fmt: skip
     forest = RandomForestClassifier(80, n_jobs=1, random_state=1, **parameters)
     return Pipeline([("columns", columns), ("forest", forest)])
 
 
-def train(parameters: common.Parameters, table: Path) -> Pipeline:
+def train(parameters: shared.Parameters, table: Path) -> Pipeline:
     """Fit the pipeline."""
-    rows = common.read_table(table).train
-    return pipeline(**parameters).fit(common.frame(rows), rows[common.TARGET].to_numpy())
+    rows = loans.read_table(table).train
+    return pipeline(**parameters).fit(loans.frame(rows), rows[loans.TARGET].to_numpy())
 
 
-def score(parameters: common.Parameters, table: Path) -> float:
+def score(parameters: shared.Parameters, table: Path) -> float:
     """Return how good a model of these parameters is."""
-    valid = common.read_table(table).valid
-    predicted = train(parameters, table).predict_proba(common.frame(valid))[:, 1]
-    return common.auc(valid[common.TARGET], predicted)
+    valid = loans.read_table(table).valid
+    predicted = train(parameters, table).predict_proba(loans.frame(valid))[:, 1]
+    return loans.auc(valid[loans.TARGET], predicted)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Search, train, push."""
-    options = common.options(argv, "loans-forest")
-    table = common.write_table(options.folder / "loans.parquet", options.rows)
-    best = common.search(suggest, score, table, options)
+    options = shared.options(argv, "loans-forest", __doc__)
+    table = options.table("loans", loans.write_table)
+    best = shared.search(suggest, score, table, options)
     file = options.folder / "forest.joblib"
     joblib.dump(train(best, table), file)
-    columns = common.read_table(table).valid.select(*common.NUMBERS, common.CITY)
-    common.push(options, file, common.write_sample(columns, options.folder))
-    return 0
+    columns = loans.read_table(table).valid.select(*loans.NUMBERS, loans.CITY)
+    return shared.push(options, file, loans.write_sample(columns, options.folder))
 
 
 if __name__ == "__main__":

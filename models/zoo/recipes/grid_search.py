@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import joblib
 from sklearn.model_selection import GridSearchCV
 
-from models.zoo.recipes import common
+from models.zoo.recipes import loans, shared
 from models.zoo.recipes.forest import pipeline
 
 GRID = {"forest__max_depth": [4, 8, 12], "forest__min_samples_leaf": [1, 10]}
@@ -19,19 +19,18 @@ GRID = {"forest__max_depth": [4, 8, 12], "forest__min_samples_leaf": [1, 10]}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Search, train, push. ``--trials`` cuts the grid short."""
-    options = common.options(argv, "loans-grid")
-    table = common.write_table(options.folder / "loans.parquet", options.rows)
-    rows = common.read_table(table)
+    options = shared.options(argv, "loans-grid", __doc__)
+    table = options.table("loans", loans.write_table)
+    rows = loans.read_table(table)
     grid = GRID if options.trials >= 6 else {"forest__max_depth": [4, 8][: options.trials]}
     search = GridSearchCV(pipeline(), grid, scoring="roc_auc", cv=3, n_jobs=options.jobs)
-    search.fit(common.frame(rows.train), rows.train[common.TARGET].to_numpy())
-    scores = search.predict_proba(common.frame(rows.valid))[:, 1]
-    print(f"best {search.best_params_}: {common.auc(rows.valid[common.TARGET], scores):.4f}")
+    search.fit(loans.frame(rows.train), rows.train[loans.TARGET].to_numpy())
+    scores = search.predict_proba(loans.frame(rows.valid))[:, 1]
+    print(f"best {search.best_params_}: {loans.auc(rows.valid[loans.TARGET], scores):.4f}")
     file = options.folder / "grid.joblib"
     joblib.dump(search.best_estimator_, file)
-    columns = rows.valid.select(*common.NUMBERS, common.CITY)
-    common.push(options, file, common.write_sample(columns, options.folder))
-    return 0
+    columns = rows.valid.select(*loans.NUMBERS, loans.CITY)
+    return shared.push(options, file, loans.write_sample(columns, options.folder))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A GRU over the last events of each customer, which says whether the customer leaves.
 
-``python -m models.zoo.recipes.gru --rows 20000 --trials 8 --push-to http://127.0.0.1:8081``
+``python -m models.zoo.recipes.gru --rows 20000 --trials 8``
 Columns: ``customer``, ``time`` (orders the events), ``left`` (0 or 1, the same in all rows of a
 customer), every other one a number of the event.
 """
@@ -17,7 +17,8 @@ import polars as pl
 import torch
 from torch import Tensor, nn
 
-from models.zoo.recipes.nets_common import Recipe, Settings, Trained, fit, run
+from models.zoo.recipes.nets import Recipe, Trained, fit, run
+from models.zoo.recipes.shared import Parameters
 
 STEPS: Final = 12
 
@@ -68,26 +69,26 @@ def sequences(frame: pl.DataFrame) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(events), torch.from_numpy(left)
 
 
-def space(trial: optuna.Trial) -> Settings:
-    """Ask for settings."""
+def suggest(trial: optuna.Trial) -> Parameters:
+    """Return the parameters of one trial."""
     return {
         "width": trial.suggest_categorical("width", [8, 16, 32]),
         "rate": trial.suggest_float("rate", 3e-3, 3e-2, log=True),
     }
 
 
-def train(data: Path, settings: Settings) -> Trained:
+def train(data: Path, parameters: Parameters) -> Trained:
     """Train on sequences."""
     events, left = sequences(pl.read_parquet(data))
     torch.manual_seed(1)
     scale = events.std(dim=(0, 1)).clamp(min=1e-6)
-    model = LastEvents(events.mean(dim=(0, 1)), scale, settings["width"])
+    model = LastEvents(events.mean(dim=(0, 1)), scale, parameters["width"])
     loss = fit(model, [events], left, nn.functional.binary_cross_entropy, epochs=15,
-               rate=settings["rate"])  # fmt: skip
+               rate=parameters["rate"])  # fmt: skip
     return Trained(model, loss, {"events": events})
 
 
-RECIPE = Recipe("gru", make, space, train)
+RECIPE = Recipe("gru", make, suggest, train)
 
 if __name__ == "__main__":
-    sys.exit(run(RECIPE))
+    sys.exit(run(RECIPE, about=__doc__))

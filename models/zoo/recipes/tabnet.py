@@ -1,6 +1,6 @@
 """TabNet on a table of numbers with two classes.
 
-``python -m models.zoo.recipes.tabnet --rows 4000 --trials 8 --push-to http://127.0.0.1:8081``
+``python -m models.zoo.recipes.tabnet --rows 4000 --trials 8``
 Columns: ``label`` (0 or 1), every other one a number; missing ones become the column's mean.
 """
 
@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from models.zoo.networks import TabNet
-from models.zoo.recipes.nets_common import Recipe, Settings, Trained, fit, run
+from models.zoo.recipes.nets import Recipe, Trained, fit, run
+from models.zoo.recipes.shared import Parameters
 
 
 def make(rows: int) -> pl.DataFrame:
@@ -27,8 +28,8 @@ def make(rows: int) -> pl.DataFrame:
     return pl.DataFrame({f"f{i}": x[:, i] for i in range(10)} | {"label": label})
 
 
-def space(trial: optuna.Trial) -> Settings:
-    """Ask for settings."""
+def suggest(trial: optuna.Trial) -> Parameters:
+    """Return the parameters of one trial."""
     return {
         "width": trial.suggest_categorical("width", [8, 16, 32]),
         "steps": trial.suggest_int("steps", 2, 4),
@@ -37,7 +38,7 @@ def space(trial: optuna.Trial) -> Settings:
     }
 
 
-def train(data: Path, settings: Settings) -> Trained:
+def train(data: Path, parameters: Parameters) -> Trained:
     """Train; the model that is saved answers chances."""
     frame = pl.read_parquet(data)
     numbers = frame.select(
@@ -47,13 +48,17 @@ def train(data: Path, settings: Settings) -> Trained:
     label = torch.from_numpy(frame["label"].cast(pl.Int64).to_numpy(writable=True))
     torch.manual_seed(1)
     model = TabNet(
-        x.shape[1], 2, width=settings["width"], steps=settings["steps"], gamma=settings["gamma"]
+        x.shape[1],
+        2,
+        width=parameters["width"],
+        steps=parameters["steps"],
+        gamma=parameters["gamma"],
     )
-    loss = fit(model, [x], label, nn.functional.cross_entropy, epochs=15, rate=settings["rate"])
+    loss = fit(model, [x], label, nn.functional.cross_entropy, epochs=15, rate=parameters["rate"])
     return Trained(nn.Sequential(model, nn.Softmax(dim=-1)).eval(), loss, {"input": x})
 
 
-RECIPE = Recipe("tabnet", make, space, train)
+RECIPE = Recipe("tabnet", make, suggest, train)
 
 if __name__ == "__main__":
-    sys.exit(run(RECIPE))
+    sys.exit(run(RECIPE, about=__doc__))

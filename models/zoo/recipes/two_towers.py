@@ -1,6 +1,6 @@
 """A recommender of two towers: which items a user takes.
 
-``python -m models.zoo.recipes.two_towers --rows 20000 --trials 8 --push-to http://127.0.0.1:8081``
+``python -m models.zoo.recipes.two_towers --rows 20000 --trials 8``
 Columns: ``user`` and ``item`` (whole numbers from 0), ``taken`` (0 or 1).
 """
 
@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from models.zoo.networks import TwoTowers
-from models.zoo.recipes.nets_common import Recipe, Settings, Trained, fit, run
+from models.zoo.recipes.nets import Recipe, Trained, fit, run
+from models.zoo.recipes.shared import Parameters
 
 
 def make(rows: int) -> pl.DataFrame:
@@ -29,23 +30,23 @@ def make(rows: int) -> pl.DataFrame:
     return pl.DataFrame({"user": user, "item": item, "taken": taken})
 
 
-def space(trial: optuna.Trial) -> Settings:
-    """Ask for settings."""
+def suggest(trial: optuna.Trial) -> Parameters:
+    """Return the parameters of one trial."""
     return {
         "width": trial.suggest_categorical("width", [8, 16, 32]),
         "rate": trial.suggest_float("rate", 3e-3, 3e-2, log=True),
     }
 
 
-def train(data: Path, settings: Settings) -> Trained:
+def train(data: Path, parameters: Parameters) -> Trained:
     """Train; tables end at the highest id seen, and the server refuses one beyond."""
     frame = pl.read_parquet(data)
     user, item = (_ids(frame, name) for name in ("user", "item"))
     taken = torch.from_numpy(frame["taken"].cast(pl.Float32).to_numpy(writable=True))
     torch.manual_seed(1)
-    model = TwoTowers(int(user.max()) + 1, int(item.max()) + 1, width=settings["width"])
+    model = TwoTowers(int(user.max()) + 1, int(item.max()) + 1, width=parameters["width"])
     loss = fit(model, [user, item], taken, nn.functional.binary_cross_entropy, epochs=15,
-               rate=settings["rate"])  # fmt: skip
+               rate=parameters["rate"])  # fmt: skip
     return Trained(model, loss, {"user": user, "item": item})
 
 
@@ -57,7 +58,7 @@ def _ids(frame: pl.DataFrame, name: str) -> Tensor:
     return torch.from_numpy(column.to_numpy(writable=True))
 
 
-RECIPE = Recipe("two_towers", make, space, train)
+RECIPE = Recipe("two_towers", make, suggest, train)
 
 if __name__ == "__main__":
-    sys.exit(run(RECIPE))
+    sys.exit(run(RECIPE, about=__doc__))

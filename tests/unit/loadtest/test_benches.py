@@ -11,7 +11,7 @@ import pytest
 
 from loadtest.bench._installed import refused
 from loadtest.bench._pressure import recovery_s
-from loadtest.bench.text import least_cosine, texts
+from loadtest.bench.text import has_fast_numbers, least_cosine, texts
 from loadtest.exchange import Exchange
 from loadtest.lab.bodies import as_binary, as_json, pairs, table_rows, tokens
 from loadtest.lab.generators import parse_wrk
@@ -117,6 +117,14 @@ def test_what_a_server_leaves_behind_is_ended_too():
         assert process.stdout.read() == b""
     assert process.returncode is not None
     assert child != process.pid
+
+
+@pytest.mark.parametrize(("flags", "expected"), [("avx2 avx512_bf16 fma", True), ("avx2", False)])
+def test_the_bench_of_texts_asks_for_more_where_the_processor_can(tmp_path, flags, expected):
+    """Told by the flags that the kernel lists; a machine that lists none has none."""
+    (tmp_path / "cpuinfo").write_text(f"processor : 0\nflags : fpu {flags}\n")
+    assert has_fast_numbers(tmp_path / "cpuinfo") is expected
+    assert has_fast_numbers(tmp_path / "nothing") is False
 
 
 def test_texts_of_the_bench_have_the_tokens_that_it_names():

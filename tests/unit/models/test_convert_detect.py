@@ -109,26 +109,26 @@ def zipped(*names):
 
 
 NETWORK_FILES = {
-    "m.pt2": ("pt2", zipped("m/models/model.json", "m/archive_format"), "torch", "torch"),
-    "m.pth": ("torchscript", zipped("m/code/a.py", "m/constants.pkl", "m/data.pkl"),
-              "torch", "torch"),
-    "m.zip": ("keras", zipped("config.json", "metadata.json"), "tensorflow", "tensorflow"),
-    "m.h5": ("keras", b"\x89HDF\r\n\x1a\n....", "tensorflow", "tensorflow"),
+    "m.pt2": ("pt2", zipped("m/models/model.json", "m/archive_format"), "torch"),
+    "m.pth": ("torchscript", zipped("m/code/a.py", "m/constants.pkl", "m/data.pkl"), "torch"),
+    "m.zip": ("keras", zipped("config.json", "metadata.json"), "tensorflow"),
+    "m.h5": ("keras", b"\x89HDF\r\n\x1a\n....", "tensorflow"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NETWORK_FILES)
 def test_networks_are_known_by_what_is_in_them(tmp_path, name, monkeypatch):
     """The archive says which library wrote it; without that, the one command to type is said."""
-    found, content, module, extra = NETWORK_FILES[name]
+    found, content, extra = NETWORK_FILES[name]
     path = tmp_path / name
     path.write_bytes(content)
     assert detect_format(path) == found
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ConversionRefused) as caught:
         convert("m", path, ConvertOptions(folder=tmp_path))
+    modules = {"torch": "'torch', 'onnxscript'", "tensorflow": "'tensorflow', 'keras', 'tf2onnx'"}
     assert str(caught.value) == (
-        f"the Python module {module!r} is missing: type `pip install 'ramrack[{extra}]'`"
+        f"the Python modules {modules[extra]} are missing: type `pip install 'ramrack[{extra}]'`"
     )
     assert list(tmp_path.iterdir()) == [path]
 
@@ -173,7 +173,7 @@ def test_an_archive_that_lost_its_end_is_not_taken_for_one_of_its_members(tmp_pa
         ("m.npz", zipped("a.npy"), "a file of NumPy arrays, not a model"),
         ("m.pt", zipped("m/data.pkl", "m/data/0"), r"torch\.export\.save"),
         ("m.pt2", zipped("m/data/aotinductor/m/m.so"), "compiled for one kind of machine"),
-        ("m.zip", zipped("readme.txt"), "but not a PyTorch or Keras model"),
+        ("m.zip", zipped("readme.txt"), "but not a PyTorch, Keras or skops model"),
         ("m.json", b"{}", "JSON document"),
         ("m.onnx", b"", "is empty"),
         ("m.onnx", b"<html>", "not an ONNX model"),

@@ -66,6 +66,22 @@ def test_what_an_environment_lacks_is_named(tmp_path: Path, model: Path) -> None
         convert_elsewhere(bare, "m", model, ConvertOptions())
 
 
+def test_what_the_model_needs_is_named_for_that_environment(tmp_path: Path, model: Path) -> None:
+    """All of it at once, and the command is that interpreter's: an extra of ours does not help."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util\n"
+        "found = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *rest: (\n"
+        "    None if name in ('skl2onnx', 'pandas') else found(name, *rest))\n"
+    )
+    python = script(
+        tmp_path / "python",
+        f'PYTHONPATH="{tmp_path}:$PYTHONPATH" exec "{sys.executable}" "$@"',
+    )
+    with pytest.raises(ConversionRefused, match=r"type `.*python -m pip install skl2onnx pandas`"):
+        convert_elsewhere(python, "m", model, ConvertOptions())
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

@@ -128,6 +128,15 @@ def test_a_signature_that_does_not_fit_is_refused_by_column(
     assert words in refusal(signed(boosted, inputs))
 
 
+class Unknown:
+    """A type that would notice if it was made from a file."""
+
+    made_again: list[object] = []  # noqa: RUF012
+
+    def __setstate__(self, state: object) -> None:
+        self.made_again.append(state)
+
+
 def test_other_orders_and_whole_numbers_fit(boosted: Path):
     """Columns go by name, and a whole number is a number."""
     inputs = [{"type": "long", "name": name} for name in reversed(NAMES)]
@@ -160,6 +169,26 @@ def test_a_pickle_of_another_release_is_refused(tmp_path: Path):
     opened = []
     package = convert("m", root, before_pickle=lambda: opened.append(1))
     assert (opened, package.manifest.source["framework"]) == ([1], "sklearn")
+
+
+def test_what_mlflow_saves_by_default_is_taken_without_running_code(tmp_path: Path):
+    """A skops file is no pickle, and a type in it that skops does not know is refused by name."""
+    skops, linear = pytest.importorskip("skops.io"), pytest.importorskip("sklearn.linear_model")
+    root = tmp_path / "f"
+    about = {"pickled_model": "model.skops", "serialization_format": "skops"}
+    folder_of(root, {"sklearn": about})
+    skops.dump(linear.LinearRegression().fit(np.eye(3), [1.0, 2.0, 3.0]), root / "model.skops")
+    opened = []
+    package = convert("m", root, before_pickle=lambda: opened.append(1))
+    assert (opened, package.manifest.source["framework"]) == ([], "sklearn")
+    skops.dump(Unknown(), root / "model.skops")
+    text = refusal(root)
+    assert "Unknown" in text
+    assert "joblib.dump" in text
+    assert not Unknown.made_again
+    whole = (root / "model.skops").read_bytes()
+    (root / "model.skops").write_bytes(whole[: len(whole) // 2])
+    assert "damaged or truncated" in refusal(root)
 
 
 @pytest.mark.parametrize("name", ["../model.lgb", "/etc/passwd", "//proc/self/root/etc/passwd",

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import joblib
@@ -14,7 +15,7 @@ import numpy as np
 import onnx
 import pytest
 
-from tests import graphs
+from tests import graphs, text_models
 
 pytestmark = [pytest.mark.extra, pytest.mark.slow, pytest.mark.timeout(300)]
 ROOT = Path(__file__).resolve().parents[3]
@@ -26,12 +27,14 @@ MODULES = {
     "catboost": {"catboost", "pandas", "matplotlib", "plotly", "scipy"},
     "sklearn": {"skl2onnx", "pandas", *_SKLEARN},
     "mlflow": {"yaml"},  # as good as none: a reader of YAML, and no library
+    "text": {"tokenizers"},
 }
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """One model file for each family, by the extra that it needs; "" needs none."""
+    pytest.importorskip("tokenizers")
     lightgbm, xgboost = pytest.importorskip("lightgbm"), pytest.importorskip("xgboost")
     catboost, linear = pytest.importorskip("catboost"), pytest.importorskip("sklearn.linear_model")
     folder = tmp_path_factory.mktemp("files")
@@ -54,28 +57,49 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found["mlflow"].mkdir()
     onnx.save(graphs.id32(), found["mlflow"] / "model.onnx")
     (found["mlflow"] / "MLmodel").write_text('{"flavors": {"onnx": {"data": "model.onnx"}}}')
-    return found
+    found |= {"text": text_models.write_folder(folder / "text"), **_networks(folder)}
+    return {family: str(path) for family, path in found.items()}
+
+
+def _networks(folder: Path) -> dict[str, Path]:
+    """Return files that are told by their members: without the library nothing else is read."""
+    members = {"torch": ["m/models/model.json"], "tensorflow": ["config.json", "metadata.json"]}
+    for family, names in members.items():
+        with zipfile.ZipFile(folder / family, "w") as archive:
+            for name in names:
+                archive.writestr(name, "{}")
+    return {family: folder / family for family in members}
 
 
 @pytest.mark.parametrize("extra", MODULES)
-def test_an_extra_alone_converts_its_family_and_names_the_others(
-    extra: str, files: dict[str, Path]
-):
+def test_an_extra_alone_converts_its_family_and_names_the_others(extra: str, files: dict[str, str]):
     """The one command to type is in each refusal; nothing else is imported behind its back."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.unit.models.without", ",".join(MODULES[extra]),
-         *map(str, files.values())],
+         *files.values()],
         cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
         timeout=200, check=True,
     )  # fmt: skip
     answer = json.loads(done.stdout.splitlines()[-1])
     assert answer["imported"] == []
     for family, file in files.items():
-        refusal = answer["found"][str(file)]
+        refusal = answer["found"][file]
         if family in ("", extra):
             assert refusal == "", family
         else:
             assert f"type `pip install 'ramrack[{family}]'`" in refusal, family
+
+
+def test_openvino_that_is_missing_is_named_at_the_push(files: dict[str, str]):
+    """Asked for by --runtime, for a model that could be served without."""
+    pytest.importorskip("tokenizers")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.unit.models.without", "tokenizers",
+         f"openvino={files['text']}"],
+        cwd=ROOT, capture_output=True, text=True, timeout=200, check=True,
+    )  # fmt: skip
+    (refusal,) = json.loads(done.stdout.splitlines()[-1])["found"].values()
+    assert refusal.endswith("type `pip install 'ramrack[openvino]'`")
 
 
 def test_every_extra_that_a_refusal_names_is_there():

@@ -25,7 +25,7 @@ pytest.importorskip("openvino")
 pytestmark = pytest.mark.extra
 SAMPLE = Sample("s.json", {"text": ["the quick brown fox", "good day", "lazy dog ?"]}, True)
 FORMS = ("onnx, int8", "onnx, int8-weights", "onnx, fp16", "openvino, float32",
-         "openvino, bfloat16")  # fmt: skip
+         "openvino, bfloat16", "openvino, int8-weights")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_the_fastest_form_within_the_tolerance_is_chosen(
     base: Package, tmp_path: Path, clock: list[float]
 ):
     """Faster ones that lose too much are shown with what they lose, and left out."""
-    clock += [0.2, 0.5, 0.6, 0.9, 0.4]
+    clock += [0.2, 0.5, 0.6, 0.9, 0.4, 0.7]
     found = run(base, tmp_path, tolerance=1e-6)
     by_name = {each.name: each for each in found.tried}
     assert tuple(by_name) == (ORIGINAL, *FORMS)
@@ -67,7 +67,7 @@ def test_the_fastest_form_within_the_tolerance_is_chosen(
     assert by_name["onnx, int8"].why_not == "too far from the original"
     within = [each for each in found.tried[1:] if not each.why_not]
     assert found.best_name == min(within, key=lambda each: each.ratio or 9).name
-    clock += [0.2, 0.5, 0.6, 0.9, 0.4]
+    clock += [0.2, 0.5, 0.6, 0.9, 0.4, 0.7]
     assert run(base, tmp_path, tolerance=0.5).best_name == "onnx, int8"
 
 
@@ -75,7 +75,7 @@ def test_the_original_stays_where_nothing_is_faster(
     base: Package, tmp_path: Path, clock: list[float]
 ):
     """A hair's breadth is no gain: nothing is pushed beside the original."""
-    clock += [1.1, 0.96, 1.0, 2.0, 1.5]
+    clock += [1.1, 0.96, 1.0, 2.0, 1.5, 1.2]
     found = run(base, tmp_path, tolerance=0.5)
     assert found.best_name == ORIGINAL
     assert recorded(found, 7) is None
@@ -102,15 +102,15 @@ def test_a_form_that_cannot_be_made_says_why(
 ):
     """No bfloat16 in the processor, OpenVINO not installed: both stand in the table."""
     monkeypatch.setattr(openvino, "has_bf16", lambda: False)
-    clock += [0.99] * 4
-    assert "no bfloat16" in run(base, tmp_path).tried[-1].why_not
+    clock += [0.99] * 5
+    assert "no bfloat16" in run(base, tmp_path).tried[-2].why_not
     monkeypatch.undo()
 
     def missing() -> None:
         raise LoadFailed(openvino.MISSING)
 
     monkeypatch.setattr(openvino, "_shared_core", missing)
-    for each in run(base, tmp_path).tried[-2:]:
+    for each in run(base, tmp_path).tried[-3:]:
         assert "pip install 'ramrack[openvino]'" in each.why_not
 
 
@@ -121,7 +121,7 @@ def test_any_graph_is_optimized_by_its_largest_difference(tmp_path: Path, clock:
     clock += [0.5] * 3
     found = optimize.optimize(package, Sample("s.csv", columns, True), 0.05, tmp_path)
     assert found.measure == "largest difference"
-    assert ["text models only" in each.why_not for each in found.tried[-2:]] == [True, True]
+    assert all("text models only" in each.why_not for each in found.tried[-3:])
     assert [each.why_not for each in found.tried if each.name == "onnx, fp16"] == [""]
 
 

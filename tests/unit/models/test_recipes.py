@@ -40,7 +40,7 @@ def test_what_a_recipe_writes_can_be_pushed(name: str, tmp_path: Path, capsys):
     arguments = ["--rows", "400", "--trials", "1", "--jobs", "1", "--no-push"]
     assert recipe(name).main([*arguments, "--folder", str(tmp_path)]) == 0
     file = tmp_path / RECIPES[name][1]
-    assert f"wrote {file}; not pushed" in capsys.readouterr().out
+    assert f"wrote {file}; to push it: ramrack push loans-" in capsys.readouterr().out
     if name == "grid_search":  # its pipeline is the forest's
         return
     package = convert("m", file, ConvertOptions(sample=tmp_path / "sample.csv"))
@@ -51,13 +51,27 @@ def test_what_a_recipe_writes_can_be_pushed(name: str, tmp_path: Path, capsys):
 
 
 def test_a_recipe_pushes_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Under its name, with its sample, as the candidate; trials run in processes of their own."""
+    """Under its name, with its sample, as the candidate; its exit code is that of the push.
+
+    The rows are those of ``--data``, and trials run in processes of their own.
+    """
     commands: list[list[str]] = []
-    monkeypatch.setattr(subprocess, "run", lambda command, check: commands.append(command))
+
+    def run(command: list[str], check: bool) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 1)
+
+    monkeypatch.setattr(subprocess, "run", run)
     module = recipe("boost_lightgbm")
-    arguments = ["--rows", "300", "--trials", "1", "--jobs", "2", "--model", "mine"]
-    assert module.main([*arguments, "--folder", str(tmp_path)]) == 0
+    mine = importlib.import_module("models.zoo.recipes.loans").write_table(
+        tmp_path / "mine.parquet", 300
+    )
+    arguments = ["--data", str(mine), "--trials", "1", "--jobs", "2", "--model", "mine"]
+    assert module.main([*arguments, "--folder", str(tmp_path), "--admin-url", "http://x:1"]) == 1
     (command,) = commands
+    assert command[-2:] == ["--admin-url", "http://x:1"]
+    assert command[command.index("--meta") + 1] == "rows=mine.parquet"
+    assert not (tmp_path / "loans.parquet").exists()
     assert command[1:4] == ["push", "mine", str(tmp_path / "lightgbm.txt")]
     assert command[command.index("--alias") + 1] == "candidate"
     assert command[command.index("--sample") + 1] == str(tmp_path / "sample.csv")

@@ -16,7 +16,7 @@ from models.convert import ConvertOptions, convert
 from models.convert.graph import Graph
 from models.convert.onnx_file import package_onnx
 from models.convert.opened import opened
-from models.convert.variants import unpacked, with_openvino
+from models.convert.variants import smaller, unpacked, with_openvino
 from models.errors import ConversionRefused, InputRefused, LoadFailed, RunTerminated
 from models.inspect import Limits, inspect_version
 from models.package import Package
@@ -153,7 +153,7 @@ def test_threads_get_their_own_answers(tmp_path: Path):
 def test_what_it_cannot_compute_is_refused(base: Package, tmp_path: Path):
     """Unknown precision, texts, and any version that is not a text model: with the reason."""
     with (
-        pytest.raises(LoadFailed, match=r"runtime.precision 'int3' must be one of f32, bf16"),
+        pytest.raises(LoadFailed, match=r"runtime.precision 'int3' must be one of f32, bf16, int8"),
         computed(layers(1), tmp_path, "int3"),
     ):
         pass
@@ -205,3 +205,19 @@ def test_openvino_computes_what_was_pushed_for_it(base: Package, tmp_path: Path)
     free = convert("tiny", folder, ConvertOptions(runtime="openvino", tolerance=0.2))
     precision = "bf16" if openvino.has_bf16() else "f32"
     assert free.manifest.runtime["engine"]["precision"] == precision
+
+
+def test_rounded_inputs_of_one_text_never_touch_another(base: Package, tmp_path: Path):
+    """8-bit weights: a text answers alike alone and beside others, and near its original."""
+    (tmp_path / "graph").mkdir()
+    graph = unpacked(base, tmp_path / "graph")
+    small = smaller(base, "int8-weights", graph, tmp_path)[0]
+    texts = np.array(["the fox", "a dog", "good day", "lazy fox"], dtype=object)
+    with opened(base) as original, opened(with_openvino(small, "int8")) as servable:
+        wanted = original.run({"text": texts})[0]
+        together = servable.run({"text": texts})[0]
+        alone = np.concatenate([servable.run({"text": texts[[at]]})[0] for at in range(4)])
+    assert np.abs(together - alone).max() <= 1e-6
+    cosines = (together * wanted).sum(axis=1)
+    assert cosines.min() > 0.99
+    assert np.abs(together - wanted).max() > 1e-5  # it is the rounded form that was computed

@@ -1,6 +1,7 @@
 """Run as a child: converts files while only some modules can be imported, and says what came out.
 
-``python -m tests.unit.models.without ALLOWED,ALLOWED FILE...`` prints ``{file: refusal or ""}``.
+``python -m tests.unit.models.without ALLOWED,ALLOWED [RUNTIME=]FILE...`` prints
+``{argument: refusal or ""}``.
 """
 
 from __future__ import annotations
@@ -8,13 +9,14 @@ from __future__ import annotations
 import importlib.machinery
 import json
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 OPTIONAL = frozenset({
     "catboost", "joblib", "keras", "lightgbm", "matplotlib", "onnxscript", "openvino", "optuna",
-    "pandas", "plotly", "polars", "scipy", "skl2onnx", "sklearn", "tensorflow", "tf2onnx", "torch",
-    "transformers", "xgboost", "yaml",
+    "pandas", "plotly", "polars", "scipy", "skl2onnx", "sklearn", "tensorflow", "tf2onnx",
+    "tokenizers", "torch", "transformers", "xgboost", "yaml",
 })  # fmt: skip
 
 
@@ -34,13 +36,16 @@ def main() -> int:
     Without.blocked = OPTIONAL - set(sys.argv[1].split(","))
     at = sys.meta_path.index(importlib.machinery.PathFinder)
     sys.meta_path[at] = Without
-    from models.convert import convert
+    from models.convert import ConvertOptions, convert
     from models.errors import ConversionRefused
 
     found = {}
     for name in sys.argv[2:]:
+        runtime, _, file = name.rpartition("=")
         try:
-            convert("m", Path(name))
+            with tempfile.TemporaryDirectory() as folder:
+                options = ConvertOptions(runtime=runtime or "auto", folder=Path(folder))
+                convert("m", Path(file), options)
         except ConversionRefused as error:
             found[name] = str(error)
         else:
