@@ -15,7 +15,8 @@ import numpy as np
 from models.signature import Signature, TensorSpec
 from serving.data.input_look import InputLook
 from serving.fleet import SERVING, WorkerInfo
-from serving.metrics.collector import Facts, VersionFacts, render
+from serving.metrics.collector import render
+from serving.metrics.facts import Facts, VersionFacts
 from serving.metrics.page import MetricsMemory, Timing, VersionCounters
 from serving.workers.supervisor import regions_for
 

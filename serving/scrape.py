@@ -9,7 +9,7 @@ from typing import Final, Generic, TypeVar
 
 from serving.control.control_plane import ControlPlane
 from serving.metrics import collector
-from serving.metrics.collector import Facts, VersionFacts
+from serving.metrics.facts import Facts, VersionFacts
 from serving.metrics.page import MetricsMemory
 from serving.workers.supervisor import Supervisor
 

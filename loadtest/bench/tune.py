@@ -119,10 +119,12 @@ def _tune(here: Bed, subject: Subject, minutes: float) -> None:
     for side, values in seen.items():
         findings.say(f"  {side:<9} {spread(values)} a second within the target")
         findings.measured[f"{subject.name}: {side}"] = values
-    findings.claim(
-        f"{subject.name}: rate of the found settings by that of the defaults",
-        Target(">=", _NO_WORSE), ratios(seen["found"], seen["defaults"]), str(said["sureness"]),
-    )  # fmt: skip
+    name = f"{subject.name}: rate of the found settings by that of the defaults"
+    target = Target(">=", _NO_WORSE)
+    if values := ratios(seen["found"], seen["defaults"]):
+        findings.claim(name, target, values, str(said["sureness"]))
+    else:
+        findings.skip(name, target, "the defaults kept to the target at no rate, in no round")
 
 
 def _search(subject: Subject, work: Path, output: Path, minutes: float) -> dict[str, Any]:

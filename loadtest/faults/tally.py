@@ -18,8 +18,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
+import httpx
+
 from loadtest.faults.echo import Connection
 from loadtest.faults.server import FaultServer
+from loadtest.lab.processes import LabFailed, log_end
 
 # A counter's name and its labels.
 Series: TypeAlias = tuple[str, tuple[tuple[str, str], ...]]
@@ -136,17 +139,24 @@ async def count_through_deaths(
 ) -> Tally:
     """Send requests for some seconds while workers are killed at random; return what was seen.
 
-    When this returns all workers serve, and nothing is under way.
+    When this returns all workers serve, and nothing is under way. Raises LabFailed where the server
+    itself is gone.
     """
     tally, stop = Tally(), asyncio.Event()
     rngs = [random.Random(f"{seed}-{number}") for number in range(clients + 1)]
-    async with asyncio.TaskGroup() as group:
-        for rng in rngs[1:]:
-            group.create_task(_client(server.port, tally, rng, stop))
-        group.create_task(_scrape(server, tally, stop))
-        group.create_task(_kill(server, tally, rngs[0], stop))
-        await asyncio.sleep(seconds)
-        stop.set()
+    lost: BaseException | None = None
+    try:
+        async with asyncio.TaskGroup() as group:
+            for rng in rngs[1:]:
+                group.create_task(_client(server.port, tally, rng, stop))
+            group.create_task(_scrape(server, tally, stop))
+            group.create_task(_kill(server, tally, rngs[0], stop))
+            await asyncio.sleep(seconds)
+            stop.set()
+    except* httpx.TransportError as errors:
+        lost = errors
+    if lost is not None:
+        raise LabFailed(f"the server is gone: {log_end(server.log)}") from lost
     server.wait_until(server.is_whole, _RECOVERY_S, "all workers are back")
     server.wait_until(lambda: not server.metric("ramrack_in_flight"), _RECOVERY_S, "all is over")
     return tally

@@ -13,7 +13,10 @@ ServableT = TypeVar("ServableT", bound=Servable)
 
 
 def warmed(servable: ServableT) -> ServableT:
-    """Return the servable once it has run; closes it and raises LoadFailed (OutOfMemory where that is why)."""
+    """Return the servable once it has run, or close it and raise LoadFailed.
+
+    OutOfMemory where that is why.
+    """
     try:
         first_inputs(servable.run, servable.signature)
     except ModelsError as error:

@@ -25,10 +25,11 @@ from serving.data import views as model_views
 from serving.data.body import BodyReader
 from serving.data.call import Answer, RequestHead
 from serving.data.data_plane import DataPlane, ServedVersion, version_headers
-from serving.data.docs import DATA_SCHEMAS, PARAMETERS, ROUTES, RouteDoc
+from serving.data.docs import PARAMETERS, ROUTES, RouteDoc
 from serving.data.guard import OPEN_PATHS, install_guard, is_guarded
 from serving.data.invocations import body_protocol, invoked_model
 from serving.data.paths import selector_of
+from serving.data.schemas import DATA_SCHEMAS
 from serving.errors import Cancelled, ServingError, status_of
 from serving.settings import Settings
 from serving.web.access_log import AccessLog

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from models.signature import DATATYPES
 from registry.ident import ALIAS_PATTERN, MODEL_PATTERN
+from serving.data.schemas import COUNT, TEXT
 from serving.web.openapi import Document, errors, json_of, schema_ref
 
 _NUMBER: Final = "[1-9][0-9]{0,15}"
@@ -36,189 +36,6 @@ class RouteDoc:
     headers: list[Document] = field(default_factory=list)
 
 
-def _object(properties: Document, required: tuple[str, ...] = ()) -> Document:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(required or properties),
-    }
-
-
-def _array(items: Document) -> Document:
-    return {"type": "array", "items": items}
-
-
-_TEXT: Final = {"type": "string"}
-_FLAG: Final = {"type": "boolean"}
-_COUNT: Final = {"type": "integer", "minimum": 0}
-_SHAPE: Final = _array({"type": "integer", "minimum": -1})
-_ANYTHING: Final[Document] = {}
-_DATATYPE: Final = {"type": "string", "enum": list(DATATYPES)}
-_DURATION: Final = _object({"count": _COUNT, "ns": _COUNT})
-_PARAMETERS: Final[Document] = {"type": "object", "additionalProperties": True}
-
-DATA_SCHEMAS: Final[dict[str, Document]] = {
-    "Server": _object({"name": _TEXT, "version": _TEXT, "extensions": _array(_TEXT)}),
-    "Root": _object({"name": _TEXT, "version": _TEXT, "api": _TEXT, "docs": _TEXT}),
-    "Live": _object({"live": _FLAG}),
-    "FailedVersion": _object({"model": _TEXT, "version": _COUNT, "reason": _TEXT}),
-    "Ready": _object({"ready": _FLAG, "failed": _array(schema_ref("FailedVersion"))}),
-    "NotReady": _object(
-        {"error": _TEXT, "ready": _FLAG, "failed": _array(schema_ref("FailedVersion"))}
-    ),
-    "Models": _object({"models": _array(_TEXT)}),
-    "ModelReady": _object({"name": _TEXT, "ready": _FLAG}),
-    "TensorMetadata": _object(
-        {
-            "name": _TEXT,
-            "datatype": _DATATYPE,
-            "shape": _SHAPE,
-            "columns": _array(_TEXT),
-            "labels": _array({"type": ["string", "integer"]}),
-            "categories": _array(_TEXT),
-            "missing": _TEXT,
-            "method": _TEXT,
-        },
-        ("name", "datatype", "shape"),
-    ),
-    "ModelMetadata": _object(
-        {
-            "name": _TEXT,
-            "versions": _array(_TEXT),
-            "platform": _TEXT,
-            "inputs": _array(schema_ref("TensorMetadata")),
-            "outputs": _array(schema_ref("TensorMetadata")),
-        }
-    ),
-    "ConfigTensor": _object({"name": _TEXT, "data_type": _TEXT, "dims": _SHAPE}),
-    "ModelConfig": _object(
-        {
-            "name": _TEXT,
-            "platform": _TEXT,
-            "backend": _TEXT,
-            "version_policy": _PARAMETERS,
-            "max_batch_size": _COUNT,
-            "input": _array(schema_ref("ConfigTensor")),
-            "output": _array(schema_ref("ConfigTensor")),
-        }
-    ),
-    "VersionStatistics": _object(
-        {
-            "name": _TEXT,
-            "version": _TEXT,
-            "last_inference": _COUNT,
-            "inference_count": _COUNT,
-            "execution_count": _COUNT,
-            "inference_stats": {"type": "object", "additionalProperties": _DURATION},
-            "batch_stats": _array(_PARAMETERS),
-            "memory_usage": _array(_PARAMETERS),
-        }
-    ),
-    "Statistics": _object({"model_stats": _array(schema_ref("VersionStatistics"))}),
-    "IndexRequest": _object({"ready": _FLAG}) | {"required": []},
-    "Index": _array(
-        _object(
-            {
-                "name": _TEXT,
-                "version": _TEXT,
-                "state": {
-                    "type": "string",
-                    "enum": ["READY", "UNAVAILABLE", "LOADING", "UNLOADING", "UNKNOWN"],
-                },
-                "reason": _TEXT,
-            }
-        )
-    ),
-    "RequestTensor": _object(
-        {
-            "name": _TEXT,
-            "shape": _SHAPE,
-            "datatype": _DATATYPE,
-            "parameters": _PARAMETERS,
-            "data": {"type": "array", "items": _ANYTHING},
-        },
-        ("name", "shape", "datatype"),
-    ),
-    "RequestOutput": _object({"name": _TEXT, "parameters": _PARAMETERS}, ("name",)),
-    "InferRequest": _object(
-        {
-            "id": _TEXT,
-            "parameters": _PARAMETERS,
-            "inputs": _array(schema_ref("RequestTensor")),
-            "outputs": _array(schema_ref("RequestOutput")),
-        },
-        ("inputs",),
-    ),
-    "ResponseTensor": _object(
-        {
-            "name": _TEXT,
-            "datatype": _DATATYPE,
-            "shape": _SHAPE,
-            "data": {"type": "array", "items": _ANYTHING},
-            "parameters": _PARAMETERS,
-        },
-        ("name", "datatype", "shape"),
-    ),
-    "InferResponse": _object(
-        {
-            "id": _TEXT,
-            "model_name": _TEXT,
-            "model_version": _TEXT,
-            "outputs": _array(schema_ref("ResponseTensor")),
-        },
-        ("model_name", "model_version", "outputs"),
-    ),
-    "PredictRequest": {
-        "type": "object",
-        "properties": {
-            "signature_name": _TEXT,
-            "instances": {"type": "array", "items": _ANYTHING},
-            "inputs": _ANYTHING,
-            "dataframe_records": _array(_PARAMETERS),
-            "dataframe_split": _object(
-                {"columns": _array(_ANYTHING), "data": _array(_array(_ANYTHING))},
-                ("columns", "data"),
-            ),
-        },
-        "oneOf": [
-            {"required": [name]}
-            for name in ("instances", "inputs", "dataframe_records", "dataframe_split")
-        ],
-    },
-    "PredictResponse": {
-        "type": "object",
-        "properties": {"predictions": _array(_ANYTHING), "outputs": _ANYTHING},
-        "oneOf": [{"required": ["predictions"]}, {"required": ["outputs"]}],
-    },
-    "InvocationsRequest": {
-        "type": "object",
-        "properties": {
-            "dataframe_records": _array(_PARAMETERS),
-            "dataframe_split": _object(
-                {"columns": _array(_ANYTHING), "data": _array(_array(_ANYTHING))},
-                ("columns", "data"),
-            ),
-            "instances": {"type": "array", "items": _ANYTHING},
-            "inputs": _ANYTHING,
-            "params": {"type": "object", "properties": {"output": _TEXT}},
-        },
-        "oneOf": [
-            {"required": [name]}
-            for name in ("dataframe_split", "dataframe_records", "instances", "inputs")
-        ],
-    },
-    "InvocationsResponse": _object({"predictions": _ANYTHING}),
-    "ModelStatus": _object(
-        {
-            "name": _TEXT,
-            "ready": _FLAG,
-            "model_version_status": _array(
-                _object({"version": _TEXT, "state": _TEXT, "status": _PARAMETERS})
-            ),
-        }
-    ),
-}
-
 _FIND: Final = errors(400, 404, 405, 431, 500)
 _FIND_READY: Final = errors(400, 404, 405, 431, 500, 503)
 _COMPUTE: Final = errors(400, 404, 405, 408, 413, 415, 429, 431, 500, 503, 504)
@@ -243,7 +60,7 @@ def _header(name: str, description: str, schema: Document) -> Document:
 
 
 _HEADERS: Final = [
-    _header("x-request-id", "Comes back; at most 128 visible ASCII characters.", _TEXT),
+    _header("x-request-id", "Comes back; at most 128 visible ASCII characters.", TEXT),
     _header(
         "x-request-timeout-ms",
         "Milliseconds after which nobody waits for the answer any more.",
@@ -254,14 +71,14 @@ _HEADERS: Final = [
         "Equal keys go to the same version of a split; at most 256 bytes.",
         {"type": "string", "maxLength": 256},
     ),
-    _header("x-server-timing", "1: the answer says in Server-Timing where its time went.", _TEXT),
-    _header("Content-Encoding", "gzip or deflate.", _TEXT),
-    _header("Accept-Encoding", "gzip or deflate.", _TEXT),
+    _header("x-server-timing", "1: the answer says in Server-Timing where its time went.", TEXT),
+    _header("Content-Encoding", "gzip or deflate.", TEXT),
+    _header("Accept-Encoding", "gzip or deflate.", TEXT),
 ]
 _LENGTH: Final = _header(
     "Inference-Header-Content-Length",
     "Bytes of the JSON part where tensors follow it; 0: the whole body is the one tensor.",
-    _COUNT,
+    COUNT,
 )
 _BINARY: Final = {"schema": {"type": "string", "format": "binary"}}
 
@@ -290,7 +107,7 @@ def _predict(path: str, suffix: str, meaning: str) -> RouteDoc:
 
 def _invocations(path: str, suffix: str, meaning: str) -> RouteDoc:
     body = json_of(schema_ref("InvocationsRequest"), "A DataFrame, rows, or whole tensors.")
-    body["content"]["text/csv"] = {"schema": _TEXT}
+    body["content"]["text/csv"] = {"schema": TEXT}
     body["required"] = True
     answer = json_of(
         schema_ref("InvocationsResponse"),

@@ -6,10 +6,6 @@ model label ``_unknown``, and versions beyond the page's capacity share ``_other
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from importlib import metadata
 from itertools import accumulate
 from typing import Final
 
@@ -17,6 +13,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 
 from serving.fleet import SERVING, WorkerInfo
 from serving.metrics import layout, reading
+from serving.metrics.facts import Facts
 from serving.metrics.page import OVERFLOW_MODEL, MetricsMemory
 from serving.metrics.reading import VersionKey, VersionNumbers
 from serving.metrics.text import COUNTER, GAUGE, HISTOGRAM, PageText, labels
@@ -25,61 +22,8 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 UNKNOWN_MODEL: Final = "_unknown"
 # UNLOADED versions have no series, so their state needs none.
 STATES: Final = ("LOADING", "READY", "DRAINING", "FAILED")
+LOAD_RESULTS: Final = ("succeeded", "failed")
 _NANO: Final = 10**9
-
-
-@dataclass(frozen=True, slots=True)
-class VersionFacts:
-    """What the parent knows of one version.
-
-    ``load_s``: None where it was not loaded. ``queue_rows``: how many rows may wait in one worker.
-    """
-
-    model: str
-    version: int
-    state: str
-    load_s: float | None = None
-    resident_bytes: int = 0
-    locked_bytes: int = 0
-    private_bytes: int = 0
-    queue_rows: int = 0
-
-
-def build_info() -> dict[str, str]:
-    """Return the versions of what answers; looked up without importing any of it."""
-    found = {"python": platform.python_version()}
-    for label, package in (("version", "ramrack"), ("onnxruntime", "onnxruntime")):
-        try:
-            found[label] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[label] = "unknown"
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What the parent adds to the counts of the workers, as it is at the time of a scrape.
-
-    ``versions``: all published ones, or only those not UNLOADED. ``loads``: ended loads by result,
-    "succeeded" or "failed". ``worker_restarts``: by a short fixed reason.
-    ``memory_unreleased_bytes``: None where it could not be measured. ``disk_bytes``: of the whole
-    disk that the store is on.
-    """
-
-    versions: Sequence[VersionFacts] = ()
-    workers: Sequence[WorkerInfo] = ()
-    worker_restarts: Mapping[str, int] = field(default_factory=dict)
-    loads: Mapping[str, int] = field(default_factory=dict)
-    swaps: int = 0
-    memory_budget_bytes: int = 0
-    memory_committed_bytes: int = 0
-    memory_unreleased_bytes: int | None = 0
-    evicted_bytes: int = 0
-    store_bytes: int = 0
-    disk_bytes: int = 0
-    disk_free_bytes: int = 0
-    digest_failures: int = 0
-    build: Mapping[str, str] = field(default_factory=build_info)
 
 
 def render(memory: MetricsMemory, facts: Facts) -> bytes:
@@ -236,7 +180,7 @@ class _Page:
     def _totals(self) -> None:
         facts, text = self._facts, self._text
         text.family("ramrack_loads_total", COUNTER, "Loads that ended.")
-        for result, count in ({"succeeded": 0, "failed": 0} | dict(facts.loads)).items():
+        for result, count in (dict.fromkeys(LOAD_RESULTS, 0) | dict(facts.loads)).items():
             text.sample(count, labels(result=result))
         for name, kind, about, value in (
             ("swaps_total", COUNTER, "Changes of a route.", facts.swaps),

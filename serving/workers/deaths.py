@@ -42,6 +42,19 @@ def is_from_outside(code: int, *, is_ours: bool, is_out_of_memory: bool) -> bool
     return is_plain_kill and not is_ours and not is_out_of_memory
 
 
+class MemoryKills:
+    """Notices that the kernel killed for memory, here or in any other process of the machine."""
+
+    def __init__(self, path: Path = VMSTAT) -> None:
+        self._path = path
+        self._seen = oom_kills(path)
+
+    def happened(self) -> bool:
+        """Return whether it did since this was asked last, or since the start."""
+        before, self._seen = self._seen, oom_kills(self._path)
+        return self._seen > before
+
+
 class DeathLedger:
     """Counts deaths per version; a version that leaves the target starts anew."""
 

@@ -24,7 +24,8 @@ MAX_UNLOADS: Final = 256
 class Timings:
     """Bounds of a worker's life, in seconds.
 
-    ``max_failed_starts``: deaths before a worker is ready, in every slot, that end the server.
+    ``max_failed_starts``: deaths before a worker is ready, in every slot, that end the server;
+    those that somebody outside caused do not count.
     ``exit_grace_s``: between the wire's end and the process's, where only the interpreter's own
     shutdown is left.
     """
@@ -46,6 +47,8 @@ class Slot:
     routed by, at once, also while a load is under way.
     ``can_take``: set once the worker reads targets; what is sent earlier is old when it is read.
     ``is_early``: it was told of a restore under way, so it accepts before it holds anything.
+    ``failed_starts``: deaths in a row before a worker was ready; ``own_failed_starts``: of those,
+    what nobody outside caused.
     ``blamed``: versions that the last death is held against, until a worker listens here again.
     ``queue``: the way of connections from one worker of the slot to the next.
     ``region``: the part of the metrics page that its workers count into.
@@ -68,6 +71,7 @@ class Slot:
     reason: str = ""
     restarts: int = 0
     failed_starts: int = 0
+    own_failed_starts: int = 0
     blamed: frozenset[VersionKey] = frozenset()
     target_changed: asyncio.Event = field(default_factory=asyncio.Event)
     can_take: asyncio.Event = field(default_factory=asyncio.Event)
@@ -115,7 +119,7 @@ class Slot:
             if stuck := body["stuck"]:
                 self.kill_reason = f"a run of {stuck} could not be ended"
         elif frame.type == messages.READY:
-            self.is_ready, self.failed_starts = True, 0
+            self.is_ready, self.failed_starts, self.own_failed_starts = True, 0, 0
             self.can_take.set()
         elif frame.type == messages.LISTENING:
             self.state, self.is_listening, self.blamed = "serving", True, frozenset()

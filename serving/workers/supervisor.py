@@ -10,12 +10,10 @@ import asyncio
 import contextlib
 import logging
 import socket
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
 from serving.fleet import VersionKey, VersionReport, WorkerInfo
 from serving.settings import Settings
@@ -25,16 +23,16 @@ from serving.web.inherit import LeftWorker, copy_of
 from serving.web.sockets import refuse_new_connections, steer
 from serving.workers import messages
 from serving.workers.cores import WorkerPlan
-from serving.workers.deaths import MAX_DEATHS, DeathLedger, is_from_outside, oom_kills, suspects
+from serving.workers.deaths import MemoryKills, is_from_outside
 from serving.workers.messages import Hello
+from serving.workers.quarantine import Quarantine
 from serving.workers.replacement import Replacement
 from serving.workers.slot import RESTART_LABELS, Slot, Timings
 from serving.workers.standing import is_settled, standing
-from serving.workers.wire import WireError
-from serving.workers.worker_process import WORKER_COMMAND, WorkerProcess, describe_exit
+from serving.workers.worker_life import WorkerLife
+from serving.workers.worker_process import WORKER_COMMAND
 
 _log = logging.getLogger(__name__)
-WATCH_S: Final = 0.25
 
 
 def regions_for(workers: int) -> int:
@@ -77,11 +75,6 @@ class Supervisor:
         is_lasting: bool = False,
         is_successor: bool = False,
     ) -> None:
-        self._settings = settings
-        self._plan = plan
-        self._memory = memory
-        self._objects_dir = objects_dir
-        self._command = tuple(worker_command)
         self._timings = timings or Timings(load_timeout_s=settings.load_timeout_s)
         self._slots = [
             Slot(
@@ -92,24 +85,31 @@ class Supervisor:
         ]  # fmt: skip
         self._is_lasting = is_lasting
         self._listeners = tuple(listeners)
-        self._regions = regions_for(plan.workers)
+        regions = regions_for(plan.workers)
         self._tasks: list[asyncio.Task[None]] = []
         self._running: dict[asyncio.Task[None], Slot] = {}
         self._target: Target | None = None
-        self._ledger = DeathLedger()
+        self._quarantine = Quarantine(memory.suspects)
+        self._memory_kills = MemoryKills()
         self._restarts = Counter(dict.fromkeys(RESTART_LABELS, 0))
-        self._quarantined: dict[VersionKey, str] = {}
-        self._callbacks: list[Callable[[str, int, str], None]] = []
         self._before_respawn: Callable[[], Awaitable[None]] | None = None
         self._changed = asyncio.Event()
         self._live: tuple[int, ...] = ()
         self._is_stopping = False
-        self._oom_kills = oom_kills()
         self._cannot_start: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._life = WorkerLife(
+            tuple(worker_command), memory.fd, self._timings,
+            hello=lambda slot: Hello(
+                slot.index, slot.region, regions, slot.is_patient, plan.threads, slot.cpus,
+                objects_dir, settings,
+            ),
+            target=lambda: self._quarantine.without(self._target),
+            notify=self._notify, is_stopping=lambda: self._is_stopping,
+        )  # fmt: skip
         self._replacement = Replacement(
             self._slots, self._tasks, self._restarts, self._run,
             changed=lambda: self._changed.wait(), is_stopping=lambda: self._is_stopping,
-            timings=self._timings, regions=self._regions, drain_s=settings.stop_timeout_s,
+            timings=self._timings, regions=regions, drain_s=settings.stop_timeout_s,
         )  # fmt: skip
 
     # What the control plane sees.
@@ -118,10 +118,7 @@ class Supervisor:
         """Make ``target`` the wanted state of every worker, now and after each respawn."""
         before = self._wanted_keys()
         self._target = target
-        # A version that was away and is named again gets a new chance.
-        for key in self._wanted_keys() - before:
-            self._quarantined.pop(key, None)
-        self._ledger.keep(self._wanted_keys())
+        self._quarantine.follow(before, self._wanted_keys())
         for slot in self._all_slots():
             slot.target_changed.set()
         self._notify()
@@ -140,12 +137,12 @@ class Supervisor:
         """
         await self._until(
             lambda: is_settled(
-                self._all_slots(), generation, self._wanted_keys() - self._quarantined.keys()
+                self._all_slots(), generation, self._wanted_keys() - self._quarantine.reasons.keys()
             ),
             timeout_s,
             lambda slot: slot.generation < generation,
         )
-        return standing(self._slots, self._wanted_keys(), self._quarantined)
+        return standing(self._slots, self._wanted_keys(), self._quarantine.reasons)
 
     async def taken(self, generation: int, timeout_s: float) -> None:
         """Wait until every listening worker routes by ``generation`` or a later one."""
@@ -180,7 +177,7 @@ class Supervisor:
 
     def on_quarantine(self, callback: Callable[[str, int, str], None]) -> None:
         """Call ``callback(model, version, reason)`` when a version killed too many workers."""
-        self._callbacks.append(callback)
+        self._quarantine.on_entry(callback)
 
     def before_respawn(self, hook: Callable[[], Awaitable[None]]) -> None:
         """Await ``hook`` before each worker that replaces a dead one is started."""
@@ -274,7 +271,7 @@ class Supervisor:
 
     async def _keep_running(self, slot: Slot) -> None:
         while True:
-            reason, code = await self._one_life(slot)
+            reason, code = await self._life.live(slot)
             if self._is_stopping or slot.is_retired:
                 slot.state = "stopped"
                 return
@@ -295,104 +292,21 @@ class Supervisor:
         longer = self._timings.backoff_first_s * 2.0 ** min(slot.failed_starts, 20)
         return min(longer, self._timings.backoff_max_s)
 
-    async def _one_life(self, slot: Slot) -> tuple[str, int]:
-        """Start a worker and serve its wire until it ends; return why it ended, and its code."""
-        slot.begin_life(time.monotonic())
-        try:
-            process = await WorkerProcess.spawn(
-                self._command, slot.listener, self._memory.fd, slot.queue
-            )
-        except OSError as error:
-            return f"cannot be started: {error.strerror}", 1
-        slot.process = process
-        if slot.restarts and not slot.is_candidate:
-            _log.info("worker started again", extra={
-                "slot": slot.index, "pid": process.pid, "restarts": slot.restarts,
-            })  # fmt: skip
-        helpers = [
-            asyncio.create_task(self._send_targets(slot, process), name="targets"),
-            asyncio.create_task(self._watch(slot, process), name="watch"),
-        ]
-        try:
-            await self._receive(slot, process)
-            process.wire.close()
-            code = await _ended(process, self._timings.exit_grace_s)
-        finally:
-            if not slot.is_left:
-                process.kill()
-            for helper in helpers:
-                helper.cancel()
-            await asyncio.gather(*helpers, return_exceptions=True)
-            slot.process, slot.is_listening = None, False
-            self._notify()
-        return slot.kill_reason or slot.fatal_reason or describe_exit(code), code
-
-    async def _receive(self, slot: Slot, process: WorkerProcess) -> None:
-        try:
-            while (frame := await process.wire.receive()) is not None:
-                slot.take(frame, time.monotonic())
-                self._notify()
-        except (WireError, KeyError, TypeError, ValueError) as error:
-            slot.kill_reason = f"spoke nonsense on the wire: {type(error).__name__}: {error}"
-            process.kill()
-
-    async def _send_targets(self, slot: Slot, process: WorkerProcess) -> None:
-        """Send the newest target whenever there is one; those in between are never sent."""
-        hello = Hello(
-            slot.index, slot.region, self._regions, slot.is_patient, self._plan.threads,
-            slot.cpus, self._objects_dir, self._settings,
-        )  # fmt: skip
-        slot.target_changed.set()
-        with contextlib.suppress(ConnectionError):
-            await process.wire.send(messages.HELLO, hello.to_json())
-            await slot.can_take.wait()
-            while True:
-                await slot.target_changed.wait()
-                slot.target_changed.clear()
-                if (target := self._safe_target()) is not None and not self._is_stopping:
-                    slot.is_early |= not target.is_restored
-                    await process.wire.send(messages.TARGET, target.to_json())
-
-    def _safe_target(self) -> Target | None:
-        """Return the target without the versions that would only kill the next worker, too."""
-        if self._target is None or not self._quarantined:
-            return self._target
-        safe = (v for v in self._target.versions if (v.model, v.version) not in self._quarantined)
-        return replace(self._target, versions=tuple(safe))
-
-    async def _watch(self, slot: Slot, process: WorkerProcess) -> None:
-        while True:
-            asleep_at = time.monotonic()
-            await asyncio.sleep(WATCH_S)
-            now = time.monotonic()
-            if now - asleep_at > self._timings.heartbeat_timeout_s / 2:
-                # It was we who stood still; what the worker said meanwhile is not read yet.
-                slot.beat_at = now
-            if not self._is_stopping and (reason := slot.overdue(now, self._timings)):
-                slot.kill_reason = reason
-                process.kill()
-                return
-
     def _after_death(self, slot: Slot, reason: str, code: int) -> None:
         _log.error("worker died", extra={"slot": slot.index, "reason": reason})
         slot.state, slot.reason = "restarting", reason
         self._restarts[slot.restart_label(code)] += 1
+        is_outside = is_from_outside(
+            code, is_ours=bool(slot.kill_reason), is_out_of_memory=self._memory_kills.happened()
+        )
         if not slot.is_ready:
             slot.failed_starts += 1
-        kills = oom_kills()
-        slot.blamed = suspects(
-            slot.loading,
-            self._memory.suspects(slot.region),
-            is_from_outside=is_from_outside(
-                code, is_ours=bool(slot.kill_reason), is_out_of_memory=kills > self._oom_kills
-            ),
-        )
-        self._oom_kills = kills
-        for key in self._ledger.record(slot.blamed):
-            self._quarantine(key, reason)
+            slot.own_failed_starts += not is_outside
+        self._quarantine.blame(slot, reason, is_from_outside=is_outside)
         self._notify()
         most = self._timings.max_failed_starts
-        if all(s.failed_starts >= most for s in self._slots) and not self._cannot_start.done():
+        is_hopeless = all(slot.own_failed_starts >= most for slot in self._slots)
+        if is_hopeless and not self._cannot_start.done():
             self._cannot_start.set_result(
                 f"no worker can start: {most} attempts in each slot, the last one {reason}"
             )
@@ -406,14 +320,6 @@ class Supervisor:
         _log.error("the supervisor failed", exc_info=error)
         if not self._cannot_start.done():
             self._cannot_start.set_result(f"the supervisor failed: {type(error).__name__}")
-
-    def _quarantine(self, key: VersionKey, reason: str) -> None:
-        model, version = key
-        text = f"loading or running when {MAX_DEATHS} workers died; the last one {reason}"
-        self._quarantined[key] = text
-        _log.error("quarantined", extra={"model": model, "version": version, "reason": text})
-        for callback in self._callbacks:
-            callback(model, version, text)
 
     def _notify(self) -> None:
         """Let waiters look again, and new connections go to the workers that accept them."""
@@ -439,11 +345,3 @@ class Supervisor:
 
     def _wanted_keys(self) -> set[VersionKey]:
         return {(v.model, v.version) for v in self._target.versions} if self._target else set()
-
-
-async def _ended(process: WorkerProcess, grace_s: float) -> int:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(grace_s):
-            return await process.exited()
-    process.kill()
-    return await process.exited()

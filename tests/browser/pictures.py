@@ -19,7 +19,7 @@ WARM_MS = 8_000
 PICTURES = (
     ("light", 1440, 900, "light", ""),
     ("dark", 1440, 900, "dark", ""),
-    ("narrow", 390, 844, "light", ""),
+    ("narrow", 360, 780, "light", ""),
     ("route", 1280, 820, "light", "Edit the route of fraud"),
 )
 

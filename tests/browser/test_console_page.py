@@ -1,4 +1,4 @@
-"""The console as a page: tokens, the keyboard alone, every width, both themes, many versions."""
+"""The console as a page: tokens, names, every width, both themes, many versions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests import graphs
 from tests.browser.synthetic import Fleet, serve
-from tests.browser.test_console import REFUSED, newest_event, press, row
+from tests.browser.test_console import REFUSED, press, row
 from tests.process.server import running_server, wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -97,51 +97,6 @@ def test_token_without_read_is_told_so(guarded, open_page):
     page.get_by_text("lacks the scope 'read'").wait_for()
     assert page.locator("main").is_hidden()
     assert page.get_by_role("button", name="Forget token").is_visible()
-
-
-def test_everything_by_keyboard(server, open_page, model):
-    """Filter, open, cancel, open again, give a reason and load: no mouse, focus always seen."""
-    name = model(1, 1)
-    page = open_page(server.admin_url)
-    row(page, name, 2).wait_for()
-    page.keyboard.press("/")
-    page.keyboard.type(f"{name} v2")
-    row(page, name, 1).wait_for(state="detached")
-    wanted = f"Load {name} version 2"
-
-    def focused() -> str:
-        return page.evaluate(
-            "document.activeElement.ariaLabel ?? document.activeElement.textContent"
-        )
-
-    for _ in range(40):
-        page.keyboard.press("Tab")
-        style = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
-        assert style == "solid", f"the focus on {focused()!r} cannot be seen"
-        if focused() == wanted:
-            break
-    assert focused() == wanted
-
-    dialog = page.get_by_role("dialog")
-    page.keyboard.press("Enter")
-    dialog.wait_for()
-    for _ in range(6):
-        page.keyboard.press("Tab")
-        inside = (
-            "document.activeElement === document.body || !!document.activeElement.closest('dialog')"
-        )
-        assert page.evaluate(inside), "the focus left the dialog"
-    page.keyboard.press("Escape")
-    dialog.wait_for(state="detached")
-    assert focused() == wanted
-
-    page.keyboard.press("Enter")
-    dialog.get_by_text("It fits").wait_for()
-    page.keyboard.type("by keyboard")
-    page.keyboard.press("Enter")
-    dialog.wait_for(state="detached")
-    row(page, name, 2).get_by_text("READY").wait_for()
-    assert newest_event(server, name)["reason"] == "by keyboard"
 
 
 def test_everything_has_a_name(server, open_page, model):

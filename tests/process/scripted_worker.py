@@ -2,10 +2,10 @@
 
 ``good``; ``kills=M/V`` dies by SIGKILL when it is to load that version, ``kills-first=M/V`` only in
 slot 0; ``exits=M/V`` likewise by an exit code; ``fails=M/V`` reports it FAILED; ``stillborn`` dies
-before it is ready; ``silent`` gives no sign of life once it is ready; ``nonsense`` speaks another
-language; ``deaf`` routes by its first target for ever; ``late-second`` lets the first target pass
-in slot 1; ``bad-successor`` ends where it is to take over from another; ``stubborn`` does not stop;
-``crash`` dies by SIGSEGV when a second target comes.
+before it is ready; ``starting`` never gets ready; ``silent`` gives no sign of life once it is
+ready; ``nonsense`` speaks another language; ``deaf`` routes by its first target for ever;
+``late-second`` lets the first target pass in slot 1; ``bad-successor`` ends where it is to take
+over from another; ``stubborn`` does not stop; ``crash`` dies by SIGSEGV when a second target comes.
 """
 
 import os
@@ -54,6 +54,8 @@ class Script:
             if self.kind == "stillborn":
                 self.say(messages.FATAL, {"reason": "no such library"})
                 os._exit(3)
+            if self.kind == "starting":
+                return
             self.say(messages.READY, {})
             if self.kind == "nonsense":
                 self.wire.sendall(b"GET / HTTP/1.1\r\n\r\n")

@@ -181,7 +181,7 @@ def test_sighup_replaces_the_workers(server: RunningServer) -> None:
 
 async def test_a_stop_during_a_rolling_restart_loses_nothing(tmp_path: Path) -> None:
     """Old, new and coming workers answer what they accepted, and the server ends in order."""
-    with running_server(tmp_path, workers=2) as server:
+    with running_server(tmp_path, workers=2, settings=PATIENT) as server:
         server.push("id32", graphs.id32())
         reader, writer = await asyncio.open_connection(*address_of(server))
         before = server.worker_pids()

@@ -5,7 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from serving.workers.deaths import DeathLedger, is_from_outside, oom_kills, suspects
+from serving.workers.deaths import (
+    DeathLedger,
+    MemoryKills,
+    is_from_outside,
+    oom_kills,
+    suspects,
+)
 
 A, B = ("a", 1), ("b", 1)
 
@@ -69,3 +75,14 @@ def test_memory_kills_are_read_from_the_kernel(tmp_path: Path) -> None:
     file.write_text("pgfault 7\n")
     assert oom_kills(file) == 0
     assert oom_kills(tmp_path / "none") == 0
+
+
+def test_a_memory_kill_is_noticed_once(tmp_path: Path) -> None:
+    """Only what came since the last look counts, not what the machine had before."""
+    file = tmp_path / "vmstat"
+    file.write_text("oom_kill 3\n")
+    kills = MemoryKills(file)
+    assert not kills.happened()
+    file.write_text("oom_kill 5\n")
+    assert kills.happened()
+    assert not kills.happened()

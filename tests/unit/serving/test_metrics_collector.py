@@ -13,7 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from registry.lifecycle import State
 from serving.fleet import WorkerInfo
 from serving.metrics import layout
-from serving.metrics.collector import STATES, Facts, VersionFacts, render
+from serving.metrics.collector import STATES, render
+from serving.metrics.facts import Facts, VersionFacts
 from serving.metrics.page import MetricsMemory, Timing, VersionCounters
 
 M = VersionFacts("m", 1, "READY", load_s=0.5, resident_bytes=100, private_bytes=20)

@@ -294,6 +294,21 @@ async def test_workers_that_never_start_end_the_server() -> None:
         )
 
 
+async def test_workers_killed_from_outside_while_they_start_do_not_end_the_server() -> None:
+    """Somebody who kills them shows nothing about whether one that is left alone could start."""
+    timings = Timings(backoff_first_s=0.001, max_failed_starts=2)
+    async with fleet("starting", workers=1, timings=timings) as it:
+        it.supervisor.start()
+        ending = asyncio.create_task(it.supervisor.cannot_start())
+        for kills in range(1, 4):
+            await it.until(lambda: bool(it.pids()))
+            os.kill(it.pids()[0], signal.SIGKILL)
+            await it.until(lambda seen=kills: it.supervisor.workers()[0].restarts == seen)
+        assert not ending.done()
+        assert it.supervisor.restarts() == NO_RESTARTS | {"start": 3}
+        ending.cancel()
+
+
 async def test_a_command_that_does_not_exist_ends_the_server() -> None:
     """A missing interpreter is a reason like any other."""
     listeners = open_listeners("127.0.0.1", 0, 1, "data plane")

@@ -14,7 +14,8 @@ import pytest
 
 from registry.errors import InvalidInput
 from serving.data.app import create_data_app
-from serving.metrics.collector import Facts, render
+from serving.metrics.collector import render
+from serving.metrics.facts import Facts
 from serving.settings import Settings, Token
 from tests.unit.serving.data.rig import Plane, Served, serve
 
