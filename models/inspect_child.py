@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _PR_SET_PDEATHSIG: Final = 1
 _OPEN_FILES: Final = 256
 # Workers add less: what was never served yet goes first.
-_OOM_SCORE: Final = 600
+_OOM_SCORE: Final = 1000
 # What libraries that one task did not need yet may still take, beside all that a version may.
 _LIBRARY_BYTES: Final = 256 << 20
 # A parsed graph takes a little more than its bytes.

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Sequence
 from typing import Any, Final
 
 from loadtest.bench._encoder import encoder_load
 from loadtest.bench._throughput import fraud_rows
-from loadtest.exchange import Exchange
 from loadtest.lab.bed import Bed
 from loadtest.lab.bodies import as_json
 from loadtest.lab.claims import Target
 from loadtest.lab.generators import Load, background_load, open_loop, open_loop_command
+from loadtest.lab.overload import answered_rate, recovery_s
 from loadtest.lab.processes import LabFailed, on_cores
 from loadtest.samples import read_samples
 
@@ -36,22 +35,6 @@ def half_load(bed: Bed) -> None:
     bed.findings.claim(
         "LightGBM, open loop at half of the peak: p99 by p50", Target("<=", 5.0), values, note
     )
-
-
-def recovery_s(probes: Sequence[Exchange], began_ns: int, ended_ns: int) -> float:
-    """Return seconds from ``ended_ns`` until every later probe is as before ``began_ns``.
-
-    As before: answered 200 within twice the slowest of the earlier ones.
-    """
-    before = [p.latency_ns for p in probes if p.done_ns < began_ns and p.status == 200]
-    if not before:
-        raise LabFailed("no probe was answered before the overload")
-    slow = [
-        p.intended_ns
-        for p in probes
-        if p.intended_ns >= ended_ns and (p.status != 200 or p.latency_ns > 2 * max(before))
-    ]
-    return (slow[-1] - ended_ns) / 1e9 if slow else 0.0
 
 
 def overload(bed: Bed) -> None:
@@ -104,8 +87,7 @@ def _overloaded(bed: Bed, load: Load, peak: float) -> tuple[dict[str, Any], floa
         bed.findings.late("overload: the generator was late")
     samples = read_samples(load_file)
     began_ns, ended_ns = samples[0].intended_ns, samples[-1].intended_ns
-    answered = sum(s.status == 200 and s.done_ns <= ended_ns for s in samples)
-    seen["answered_rate_while_sent"] = answered / ((ended_ns - began_ns) / 1e9)
+    seen["answered_rate_while_sent"] = answered_rate(samples)
     return seen, recovery_s(read_samples(probe_file), began_ns, ended_ns)
 
 

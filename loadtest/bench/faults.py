@@ -16,11 +16,15 @@ from typing import Final
 from loadtest.faults import (
     admin_storms,
     bad_requests,
+    clock,
     damage,
     disk_steps,
     full_disk,
+    overload,
     parent_deaths,
+    pressure,
     scarcity,
+    soak,
     stops,
     swaps,
     worker_deaths,
@@ -35,8 +39,8 @@ from loadtest.lab.processes import LabFailed
 FAULTS: Final[dict[str, Fault]] = {
     fault.name: fault
     for module in (
-        worker_deaths, parent_deaths, disk_steps, full_disk, damage, scarcity, swaps, admin_storms,
-        bad_requests, stops,
+        worker_deaths, parent_deaths, disk_steps, full_disk, damage, clock, pressure, scarcity,
+        swaps, admin_storms, overload, bad_requests, stops, soak,
     )
     for fault in module.FAULTS
 }  # fmt: skip
@@ -59,8 +63,8 @@ def main(argv: list[str]) -> int:
         for name in options.only or FAULTS:
             outcomes.append(_done(lab, FAULTS[name], fraction))
             print(outcomes[-1].line(), flush=True)
-            for reason in outcomes[-1].reasons:
-                print(f"        {reason}", flush=True)
+            for text in (*outcomes[-1].notes, *outcomes[-1].reasons):
+                print(f"        {text}", flush=True)
     print(f"\n{table(outcomes)}")
     if options.json is not None:
         document = {

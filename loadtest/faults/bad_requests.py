@@ -27,18 +27,12 @@ def stuck(lab: Lab, outcome: Outcome) -> None:
     with lab.serving() as server:
         if not server.versions("endless"):
             server.serve(lab.packages.read("endless-1"))
-        tensor: dict[str, object] = {
-            "name": "n",
-            "datatype": "INT64",
-            "shape": [1],
-            "data": [_FOREVER],
-        }
-        _ask(server, {**tensor, "data": [1]})
+        ask_endless(server, 1)
         pids = server.worker_pids()
-        with watched(lab, server, outcome, first=lambda: _ask(server, tensor)):
+        with watched(lab, server, outcome, first=lambda: ask_endless(server)):
             for _ in range(outcome.count):
                 began = time.monotonic()
-                answer = _ask(server, tensor)
+                answer = ask_endless(server)
                 took_s = time.monotonic() - began
                 outcome.judge(
                     "C", answer.status_code == 504, f"{answer.status_code} {answer.text[:200]}"
@@ -56,12 +50,12 @@ def leave(lab: Lab, outcome: Outcome) -> None:
             server.serve(lab.packages.read("slow-1"))
 
         def first() -> None:
-            asyncio.run(_waves(server, min(_FIRST, outcome.count)))
+            asyncio.run(waves(server, min(_FIRST, outcome.count)))
 
         with watched(lab, server, outcome, first=first, rate=lab.rate / 4):
             settled(server, lambda: server.metric("ramrack_in_flight", model="slow") == 0)
             before = _computed(server)
-            asyncio.run(_waves(server, outcome.count))
+            asyncio.run(waves(server, outcome.count))
             settled(server, lambda: server.metric("ramrack_in_flight", model="slow") == 0)
             computed = _computed(server) - before
         outcome.requests += outcome.count
@@ -73,12 +67,15 @@ def leave(lab: Lab, outcome: Outcome) -> None:
         outcome.judge("F", queued(server) == 0, "requests of clients that left are still there")
 
 
-def _ask(server: FaultServer, tensor: dict[str, object]) -> httpx.Response:
+def ask_endless(
+    server: FaultServer, turns: int = _FOREVER, timeout_ms: int = 60_000
+) -> httpx.Response:
+    """Ask for a run of so many turns with a deadline, and wait for how it ends."""
+    tensor = {"name": "n", "datatype": "INT64", "shape": [1], "data": [turns]}
     return httpx.post(
         f"http://127.0.0.1:{server.port}/v2/models/endless/infer",
-        timeout=60, trust_env=False, content=json.dumps({"inputs": [tensor]}),
-        headers={"x-request-timeout-ms": "60000"},
-
+        timeout=90, trust_env=False, content=json.dumps({"inputs": [tensor]}),
+        headers={"x-request-timeout-ms": str(timeout_ms)},
     )  # fmt: skip
 
 
@@ -86,7 +83,8 @@ def _computed(server: FaultServer) -> float:
     return server.metric("ramrack_rows_total", model="slow")
 
 
-async def _waves(server: FaultServer, count: int) -> None:
+async def waves(server: FaultServer, count: int) -> None:
+    """Let so many clients ask ``slow`` and leave, some without a good-bye."""
     while count > 0:
         async with asyncio.TaskGroup() as group:
             for number in range(min(count, _WAVE)):

@@ -79,15 +79,18 @@ class Lab:
 
     @contextmanager
     def own_server(
-        self, store: Path | None = None, versions: Sequence[int] = (1, 2)
+        self,
+        store: Path | None = None,
+        versions: Sequence[int] = (1, 2),
+        command: Sequence[str] = (),
     ) -> Iterator[FaultServer]:
         """Return a fresh one that the fault may end, with these versions of ``echo``.
 
-        ``store``: where, instead of in the lab's folder.
+        ``store``: where, instead of in the lab's folder. ``command``: instead of the lab's.
         """
         with (
             tempfile.TemporaryDirectory(dir=self.work) as folder,
-            fault_server(Path(folder), self.command, store) as server,
+            fault_server(Path(folder), command or self.command, store) as server,
         ):
             for version in versions:
                 server.serve(self.packages.read(f"echo-{version}"))
@@ -148,21 +151,21 @@ def watched(
     ``first``: a little of what is to come, before anything is measured: pools of threads and the
     like are filled by what needs them first.
     """
-    _warmed(lab, server, first, rate or lab.rate)
+    warm(lab, server, first, rate or lab.rate)
     before = quiet_footprint(lambda: processes(server))
     with SteadyLoad(server.port, rate or lab.rate) as load:
         watch = Watch(load)
-        with _queue_watched(server, watch):
+        with queue_watched(server, watch):
             load.wait_for(_BEFORE_REQUESTS if lab.is_timed else 10)
             watch.began_ns = time.monotonic_ns()
             yield watch
         load.wait_for(10)
-    judge_answers(outcome, watch, is_planned=is_planned)
+    judge_answers(outcome, load.samples, watch.changes, is_planned=is_planned)
     judge_queues(server, outcome, watch)
     judge_footprint(lab, server, outcome, before)
 
 
-def _warmed(lab: Lab, server: FaultServer, first: Callable[[], object], rate: float) -> None:
+def warm(lab: Lab, server: FaultServer, first: Callable[[], object], rate: float) -> None:
     """Ask and change until the server holds no more of anything than after the round before.
 
     Pools of threads and heaps grow to what was needed at once; that is no leak.
@@ -170,7 +173,7 @@ def _warmed(lab: Lab, server: FaultServer, first: Callable[[], object], rate: fl
     paths = [f"/v2/models/echo/versions/{version}/infer" for version in (1, 2)]
     last: Footprint | None = None
     for _ in range(_WARM_ROUNDS if lab.is_timed else 1):
-        with SteadyLoad(server.port, rate, seed=1) as load, _queue_watched(server, Watch(load)):
+        with SteadyLoad(server.port, rate, seed=1) as load, queue_watched(server, Watch(load)):
             if lab.is_timed:
                 first()
                 with ThreadPoolExecutor(_BURSTS) as callers:
@@ -189,15 +192,16 @@ def processes(server: FaultServer) -> list[int]:
     return [server.pid, *server.worker_pids()]
 
 
-def judge_answers(outcome: Outcome, watch: Watch, *, is_planned: bool) -> None:
+def judge_answers(
+    outcome: Outcome, samples: Sequence[Sample], changes: Sequence[Change], *, is_planned: bool
+) -> None:
     """Judge D and E on every answer, and B where nothing may fail."""
-    samples = watch.load.samples
     failures = [each for each in samples if has_failed(each)]
     outcome.requests += len(samples)
     outcome.failed += len(failures)
     strangers = [each for each in samples if not each.is_own]
     outcome.judge("D", not strangers, f"{len(strangers)} answers were not to their request")
-    back = went_back(samples, "1", watch.changes)
+    back = went_back(samples, "1", changes)
     outcome.judge("E", not back, f"{back} answers came from a version that was replaced before")
     if is_planned:
         first = failures[0] if failures else None
@@ -208,9 +212,10 @@ def judge_answers(outcome: Outcome, watch: Watch, *, is_planned: bool) -> None:
         )  # fmt: skip
 
 
-def judge_queues(server: FaultServer, outcome: Outcome, watch: Watch) -> None:
+def judge_queues(
+    server: FaultServer, outcome: Outcome, watch: Watch, bound: int = QUEUE_ROWS * WORKERS
+) -> None:
     """Judge F: within the bound all the while, and empty now."""
-    bound = QUEUE_ROWS * WORKERS
     outcome.judge(
         "F", watch.deepest_queue <= bound, f"{watch.deepest_queue:g} rows waited, bound {bound}"
     )
@@ -274,7 +279,8 @@ def judge_latency(
 
 
 @contextmanager
-def _queue_watched(server: FaultServer, watch: Watch) -> Iterator[None]:
+def queue_watched(server: FaultServer, watch: Watch) -> Iterator[None]:
+    """Look at the depth of the queues all the while, for ``judge_queues``."""
     stop = threading.Event()
 
     def look() -> None:

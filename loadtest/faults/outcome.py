@@ -14,7 +14,10 @@ NOT_JUDGED: Final = "-"
 
 @dataclass(slots=True)
 class Outcome:
-    """One fault that was done ``count`` times. A rule is broken if one look found it so."""
+    """One fault that was done ``count`` times. A rule is broken if one look found it so.
+
+    ``notes``: what the row of the table has no room for.
+    """
 
     fault: str
     title: str
@@ -26,6 +29,7 @@ class Outcome:
     verdicts: dict[str, str] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
     figures: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     def judge(self, letter: str, is_held: bool, why: str) -> None:
         """Add one look at a rule; ``why`` is said where it is broken."""
@@ -63,7 +67,7 @@ class Outcome:
             "requests": self.requests, "failed": self.failed,
             "seconds": round(self.seconds, 2), "skipped": self.skipped,
             "verdicts": dict(self.verdicts), "reasons": list(self.reasons),
-            "figures": dict(self.figures),
+            "figures": dict(self.figures), "notes": list(self.notes),
         }  # fmt: skip
 
 
@@ -75,8 +79,8 @@ HEADER: Final = (
 
 
 def table(outcomes: Iterable[Outcome]) -> str:
-    """Return all outcomes, and below them why a rule was broken."""
+    """Return all outcomes, and below them their notes and why a rule was broken."""
     found = list(outcomes)
     lines = [HEADER, *(each.line() for each in found)]
-    lines += [f"{each.fault} {reason}" for each in found for reason in each.reasons]
+    lines += [f"{each.fault} {text}" for each in found for text in (*each.notes, *each.reasons)]
     return "\n".join(lines)

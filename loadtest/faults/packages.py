@@ -30,10 +30,14 @@ class Packages:
         self.spares = spares
 
     @classmethod
-    def make(cls, folder: Path, spares: int = 64) -> Packages:
+    def make(
+        cls, folder: Path, spares: int = 64, *, tables: int = 0, table_mib: int = 1
+    ) -> Packages:
         """Make the packages in a process of its own; raises LabFailed with its last words."""
+        counts = {"--spares": spares, "--tables": tables, "--table-mib": table_mib}
+        flags = [str(part) for item in counts.items() for part in item]
         done = subprocess.run(
-            [sys.executable, "-m", "models.zoo.faults", str(folder), "--spares", str(spares)],
+            [sys.executable, "-m", "models.zoo.faults", str(folder), *flags],
             cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
         if done.returncode != 0:

@@ -80,18 +80,33 @@ def _open_files(folder: Path) -> Iterator[str]:
                 yield str(entry.readlink())
 
 
+def kill(server: FaultServer, pid: int) -> None:
+    """Kill a worker and wait until it is gone."""
+    send_signal(pid, signal.SIGKILL)
+    server.wait_until(lambda: not is_alive(pid), PATIENCE_S, "a killed worker is gone")
+
+
+def end_worker(
+    server: FaultServer, pid: int, end: Callable[[FaultServer, int], None] = kill
+) -> Death:
+    """End a worker by ``end``; return which connections it had."""
+    began_ns = time.monotonic_ns()
+    # It stands still meanwhile, for it must not accept another one after the look.
+    send_signal(pid, signal.SIGSTOP)
+    server.wait_until(lambda: _stands_still(pid), PATIENCE_S, "it is stopped")
+    ports = connections_of(pid)
+    end(server, pid)
+    return Death(pid, ports, began_ns, time.monotonic_ns() + _DYING_NS)
+
+
 def kill_workers(lab: Lab, outcome: Outcome) -> None:
     """Kill one worker after another, at random moments."""
     choice = random.Random(1)
 
-    def end(server: FaultServer, pid: int) -> None:
-        send_signal(pid, signal.SIGKILL)
-        server.wait_until(lambda: not is_alive(pid), PATIENCE_S, "a killed worker is gone")
-
     def gap() -> float:
         return choice.expovariate(1 / _MEAN_GAP_S) if lab.is_timed else 0.05
 
-    _workers_die(lab, outcome, end, gap, choice)
+    _workers_die(lab, outcome, kill, gap, choice)
 
 
 def stop_workers(lab: Lab, outcome: Outcome) -> None:
@@ -135,13 +150,7 @@ def _workers_die(
                     PATIENCE_S, "a worker that may die",
                 )  # fmt: skip
                 pid = choice.choice(_serving(server) or server.worker_pids())
-                began_ns = time.monotonic_ns()
-                # It stands still meanwhile, for it must not accept another one after the look.
-                send_signal(pid, signal.SIGSTOP)
-                server.wait_until(lambda pid=pid: _stands_still(pid), PATIENCE_S, "it is stopped")  # type: ignore[misc]
-                ports = connections_of(pid)
-                end(server, pid)
-                deaths.append(Death(pid, ports, began_ns, time.monotonic_ns() + _DYING_NS))
+                deaths.append(end_worker(server, pid, end))
                 _recover(lab, outcome, server, gap())
             took_s = server.wait_until(server.is_whole, PATIENCE_S, "all workers are back")
             judge_recovery(lab, outcome, took_s)

@@ -24,6 +24,7 @@ from models.signature import Signature, TensorSpec
 COLUMNS: Final = 4
 _SPARE_ROWS: Final = 1024
 _SPARE_COLUMNS: Final = 16
+_MIB: Final = 1 << 20
 _OPSET: Final = 17
 _IR_VERSION: Final = 10
 
@@ -90,10 +91,10 @@ def endless() -> onnx.ModelProto:
     )
 
 
-def spare(number: int) -> onnx.ModelProto:
-    """Return a table of ``number`` alone: one tensor object of 64 KiB that nobody else has."""
+def spare(number: int, rows: int = _SPARE_ROWS) -> onnx.ModelProto:
+    """Return a table of ``number`` alone, ``(rows, 16) float32``: 64 KiB that nobody else has."""
     graph = Graph()
-    table = graph.constant(np.full((_SPARE_ROWS, _SPARE_COLUMNS), number, np.float32))
+    table = graph.constant(np.full((rows, _SPARE_COLUMNS), number, np.float32))
     graph.add("Gather", table, "index", output="y")
     return graph.model(
         Signature(
@@ -123,14 +124,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m models.zoo.faults", description=__doc__)
     parser.add_argument("out_dir", metavar="OUT_DIR", type=Path, help="folder for the packages")
     parser.add_argument("--spares", type=int, default=64, help="versions to upload and drop")
+    parser.add_argument("--tables", type=int, default=0, help="large tables, each of other bytes")
+    parser.add_argument("--table-mib", type=int, default=1, help="MiB of each")
     options = parser.parse_args(arguments)
     for version in (1, 2):
         for model in ("echo", "storm"):
             write_package(options.out_dir, f"{model}-{version}", model, echo(version))
     write_package(options.out_dir, "slow-1", "slow", echo(1, products=16))
+    write_package(options.out_dir, "busy-1", "busy", echo(1, products=8))
     write_package(options.out_dir, "endless-1", "endless", endless())
     for number in range(options.spares):
         write_package(options.out_dir, f"spare-{number}", "spare", spare(number))
+    rows = options.table_mib * _MIB // (4 * _SPARE_COLUMNS)
+    for number in range(options.tables):
+        write_package(options.out_dir, f"table-{number}", "table", spare(number, rows))
     return 0
 
 

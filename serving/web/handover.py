@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from collections.abc import Sequence
 from typing import Final, Self
+
+from serving.web.sockets import waiting_connections
 
 _MARK: Final = b"c"
 
@@ -66,3 +69,28 @@ class ConnectionQueue:
         """Close both ends in this process."""
         self._sender.close()
         self._receiver.close()
+
+
+def move_waiting(
+    listener: socket.socket, others: Sequence[ConnectionQueue], own: ConnectionQueue
+) -> int:
+    """Give connections that wait in the listener of a dead worker to workers that live.
+
+    ``others``: their ways, at least one. What finds no room there waits for the next worker in
+    ``own``. Returns how many were taken from the listener. For the parent, and not with TLS, whose
+    connections a worker takes over from nobody.
+    """
+    listener.setblocking(False)
+    waiting = waiting_connections(listener)
+    for number in range(waiting):
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            # Its client left meanwhile, or there is no descriptor left: the next worker will see.
+            return number
+        with connection:
+            queue = others[number % len(others)]
+            is_moved = queue.put(connection.fileno()) or own.put(connection.fileno())
+        if not is_moved:
+            return number
+    return waiting

@@ -18,7 +18,7 @@ from typing import Protocol
 from serving.fleet import VersionKey, VersionReport, WorkerInfo
 from serving.settings import Settings
 from serving.target import Target
-from serving.web.handover import ConnectionQueue
+from serving.web.handover import ConnectionQueue, move_waiting
 from serving.web.inherit import LeftWorker, copy_of
 from serving.web.sockets import refuse_new_connections, steer
 from serving.workers import messages
@@ -279,13 +279,29 @@ class Supervisor:
                 slot.reason = reason
                 return
             self._after_death(slot, reason, code)
+            self._move_waiting(slot)
             slot.restarts += 1
             await asyncio.sleep(self._backoff_s(slot))
+            slot.is_patient = self._can_spare(slot)
             if self._before_respawn is not None:
                 try:
                     await self._before_respawn()
                 except Exception:  # noqa: BLE001 - a failed check must not leave the slot empty
                     _log.exception("the check before a respawn failed")
+
+    def _move_waiting(self, slot: Slot) -> None:
+        """Let siblings answer who connected to a worker after its end and before it was noticed."""
+        others = [s.queue for s in self._slots if s.is_accepting and s is not slot]
+        if others and not self._settings.tls_cert:
+            move_waiting(slot.listener, others, slot.queue)
+
+    def _can_spare(self, slot: Slot) -> bool:
+        """Return whether the next worker of a slot may take its time: others answer meanwhile.
+
+        One that accepts before it holds all would answer 503 where they would answer.
+        """
+        is_restored = self._target is not None and self._target.is_restored
+        return is_restored and any(s.is_accepting for s in self._slots if s is not slot)
 
     def _backoff_s(self, slot: Slot) -> float:
         """Return the wait before the next start: short after a life, longer after each dud."""

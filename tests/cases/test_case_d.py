@@ -155,7 +155,7 @@ def test_the_kernel_finds_a_worker_before_the_parent(server: RunningServer) -> N
         return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
 
     for pid in server.worker_pids():
-        assert score(pid) == min(1000, score(server.pid) + 300)
+        assert score(pid) == min(1000, score(server.pid) + 900)
     # Content of its own: of what was inspected once, under any name, no child is asked again.
     graph = graphs.identity(graphs.TensorProto.FLOAT, ("N", 7))
     version = server.push("watched", graph, is_loading=False)
@@ -178,7 +178,7 @@ def test_the_kernel_finds_a_worker_before_the_parent(server: RunningServer) -> N
         return bool(seen) or state != "running"
 
     wait_until(is_seen, 60, "the inspection is under way")
-    assert (min(1000, score(server.pid) + 600), 10) in seen
+    assert (min(1000, score(server.pid) + 1000), 10) in seen
 
 
 def test_d10_a_truncated_object_of_a_running_server_costs_its_own_version(

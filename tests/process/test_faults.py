@@ -13,9 +13,12 @@ from pathlib import Path
 import pytest
 
 from loadtest.bench.faults import FAULTS
+from loadtest.faults.echo import burst
 from loadtest.faults.lab import Lab
 from loadtest.faults.outcome import BROKEN, HELD, Outcome
 from loadtest.faults.packages import Packages
+from loadtest.faults.pressure import TABLES, fill
+from loadtest.faults.soak import Growths, Who, judge_growths
 from loadtest.faults.stops import stop_once
 from tests.process.server import ROOT
 
@@ -30,13 +33,17 @@ SHARED = {
     "F21": (100, "BDEFG"),
     "F1": (3, "ACDEFGH"),
     "F19": (1, "ACDEFGH"),
+    "F22": (1, "ABCDEFGH"),
     "rolling": (1, "ABDEFG"),
 }
 OWN = {
     "F2": (1, "ACDH"),
     "F6": (3, "ABCDEFGH"),
+    "F8": (1, "ABCDEFGH"),
+    "F9": (1, "ACDEFGH"),
     "F10": (1, "ACH"),
     "F11": (12, "ABDEFG"),
+    "F15": (1, "ABDFG"),
     "F17": (1, "ABD"),
 }
 
@@ -76,6 +83,8 @@ def test_a_server_comes_back_after(packages: Packages, tmp_path: Path, name: str
     """What was accepted is answered, what was acknowledged is there again."""
     count, letters = OWN[name]
     outcome = FAULTS[name].run(lab_of(tmp_path, packages), count)
+    if outcome.skipped:
+        pytest.skip(outcome.skipped)
     assert outcome.reasons == []
     assert judged(outcome) == letters
 
@@ -128,3 +137,35 @@ def test_f23_a_stop_that_drops_connections_is_found(broken_lab: Lab, broken: Pat
         broken.unlink()
         server.start()
     assert (outcome.verdict("B"), outcome.verdict("D")) == (BROKEN, HELD)
+
+
+def test_f23_a_leak_shows_in_the_slopes_of_the_soak(broken_lab: Lab, broken: Path) -> None:
+    """A worker that keeps what it ran with grows faster than any noise, at every look."""
+    broken.write_text("leak")
+    outcome = Outcome("F22", "looks", 1)
+    with broken_lab.serving() as server:
+        growths = Growths([Who("worker", server.worker_pids()[0])])
+        for _ in range(8):
+            # One after the other, or they would share a run.
+            for _ in range(20):
+                asyncio.run(burst(server.port, ["/v2/models/echo/infer"], 1))
+            growths.look()
+    broken.unlink()
+    judge_growths(broken_lab, outcome, growths)
+    assert outcome.verdict("G") == BROKEN
+
+
+def test_f23_a_limit_that_is_ignored_is_found(broken_lab: Lab, tmp_path: Path) -> None:
+    """A server that takes one table after the other refuses none."""
+    tables = Packages.make(tmp_path, 0, tables=TABLES)
+    outcome = Outcome("F9", "loads", 1)
+    with broken_lab.serving() as server:
+        assert len(fill(server, outcome, tables)) == TABLES
+    assert outcome.verdict("A") == BROKEN
+
+
+def test_f23_a_queue_without_a_bound_is_found(packages: Packages, tmp_path: Path) -> None:
+    """Where nothing is shed more waits than may; on a slow machine until its deadline."""
+    command = ("env", "RAMRACK_QUEUE_ROWS=100000", *SERVE)
+    outcome = FAULTS["F15"].run(lab_of(tmp_path, packages, command), 1)
+    assert outcome.verdict("F") == BROKEN

@@ -10,11 +10,11 @@ import sys
 import pytest
 
 from loadtest.bench._installed import refused
-from loadtest.bench._pressure import recovery_s
 from loadtest.bench.text import has_fast_numbers, least_cosine, texts
 from loadtest.exchange import Exchange
 from loadtest.lab.bodies import as_binary, as_json, pairs, table_rows, tokens
 from loadtest.lab.generators import parse_wrk
+from loadtest.lab.overload import answered_rate, recovery_s
 from loadtest.lab.processes import LabFailed, stop
 from loadtest.swap_under_load import Change, Phase, went_back
 
@@ -86,6 +86,13 @@ def test_recovery_ends_with_the_last_probe_that_was_not_as_before():
     assert recovery_s([*before, slow, refused_one, good], second, 2 * second) == 2.0
     with pytest.raises(LabFailed, match="no probe"):
         recovery_s([good], second, 2 * second)
+
+
+def test_what_is_answered_after_the_last_request_was_sent_is_no_rate():
+    """A backlog that is worked off later says nothing of the time of the overload."""
+    second = 10**9
+    samples = [exchange(0, second), exchange(second, 3 * second), exchange(2 * second, 2 * second)]
+    assert answered_rate([*samples, exchange(0, 1, status=429)]) == 1.0
 
 
 def test_gigabytes_for_a_gpu_are_not_installed():

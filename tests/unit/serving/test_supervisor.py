@@ -192,6 +192,28 @@ async def test_a_killed_worker_comes_back_with_the_target(caplog: pytest.LogCapt
         assert (again.getMessage(), vars(again)["pid"]) == ("worker started again", it.pids()[0])
 
 
+async def test_a_worker_that_comes_back_beside_another_accepts_with_all_it_is_to_hold() -> None:
+    """Past some seconds it would answer 503 for what it still loads, and the other would not."""
+    # Its workers end where they are told to take their time.
+    async with fleet("bad-successor") as it:
+        it.supervisor.publish(target(1, A1))
+        it.supervisor.start()
+        await it.until_serving()
+        os.kill(it.pids()[0], signal.SIGKILL)
+        await it.until(lambda: any("no room for two" in w.reason for w in it.supervisor.workers()))
+
+
+async def test_a_worker_that_comes_back_alone_accepts_in_time() -> None:
+    """Where nobody else answers an honest 503 is better than to wait for the last version."""
+    async with fleet("bad-successor", workers=1) as it:
+        it.supervisor.publish(target(1, A1))
+        it.supervisor.start()
+        await it.until_serving()
+        os.kill(it.pids()[0], signal.SIGKILL)
+        await it.until(lambda: it.supervisor.workers()[0].restarts == 1)
+        await it.until_serving()
+
+
 async def test_e13_a_stopped_worker_is_noticed_and_replaced() -> None:
     """A process that gives no sign of life is killed, however alive the kernel thinks it is."""
     async with fleet() as it:

@@ -1,0 +1,195 @@
+"""F15: requests come faster than they can be answered, whether or not earlier ones are."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Final
+
+from loadtest.faults.echo import Connection, Question, Sample
+from loadtest.faults.footprint import quiet_footprint
+from loadtest.faults.lab import (
+    Fault,
+    Lab,
+    Watch,
+    judge_footprint,
+    judge_queues,
+    judge_store,
+    processes,
+    queue_watched,
+    queued,
+    settled,
+)
+from loadtest.faults.outcome import Outcome
+from loadtest.faults.server import QUEUE_ROWS, FaultServer
+from loadtest.faults.steady import SteadyLoad
+from loadtest.histogram import Latencies
+from loadtest.lab.overload import answered_rate, recovery_s
+from loadtest.lab.processes import LabFailed, on_cores
+
+_MODEL: Final = "busy"
+_PATH: Final = f"/v2/models/{_MODEL}/infer"
+_LEAST_RUN_MS: Final = 2.0
+_STEPS: Final = (0.5, 1.0, 1.5, 2.0, 3.0)
+_MOST: Final = 3.0
+_LEAST_GOODPUT: Final = 0.9
+_REFUSED_MS: Final = 5.0
+_AS_BEFORE_S: Final = 2.0
+_CLOSED_CONNECTIONS: Final = 16
+# Without timing, a second must be enough to fill the queue on any machine.
+_FEW_ROWS: Final = 32
+_LEAST_OVERLOAD: Final = 400.0
+_PROBE_RATE: Final = 20.0
+# What may be said to a request that is too many.
+_ANSWERS: Final = frozenset({200, 429})
+
+
+def overload(lab: Lab, outcome: Outcome) -> None:
+    """Climb from half of what one worker can answer to three times that, ``count`` times."""
+    server_cores, client_cores = _halves()
+    settings = ("RAMRACK_WORKERS=1", f"RAMRACK_QUEUE_ROWS={_rows(lab)}")
+    with ExitStack() as stack:
+        with on_cores(server_cores):
+            server = stack.enter_context(
+                lab.own_server(versions=(1,), command=("env", *settings, *lab.command))
+            )
+        server.serve(lab.packages.read(f"{_MODEL}-1"))
+        capacity = _capacity(lab, server, client_cores)
+        if not lab.is_timed:
+            capacity = max(capacity, _LEAST_OVERLOAD / _MOST)
+        _at(lab, server, outcome, _MOST * capacity, client_cores)
+        settled(server, lambda: queued(server) == 0)
+        before = quiet_footprint(lambda: processes(server))
+        for _ in range(outcome.count):
+            _climb(lab, server, outcome, capacity, client_cores)
+        judge_footprint(lab, server, outcome, before)
+        judge_store(server, outcome)
+
+
+def _rows(lab: Lab) -> int:
+    """Return how many may wait: less than two seconds of work, for nobody waits longer."""
+    return QUEUE_ROWS if lab.is_timed else _FEW_ROWS
+
+
+def _halves() -> tuple[list[int], list[int]]:
+    """Return cores for the server and for the clients; the same where there is only one."""
+    cores = sorted(os.sched_getaffinity(0))
+    half = max(1, len(cores) // 2)
+    return cores[:half], cores[half:] or cores
+
+
+def _capacity(lab: Lab, server: FaultServer, cores: Collection[int]) -> float:
+    """Return answers a second to callers who wait; raises LabFailed where a run is too quick."""
+    seconds = 3.0 if lab.is_timed else 0.5
+    with on_cores(cores):
+        alone = asyncio.run(_closed(server.port, 1, seconds / 3))
+        if lab.is_timed and 1000 / alone < _LEAST_RUN_MS:
+            raise LabFailed(f"a run takes {1000 / alone:.1f} ms, {_LEAST_RUN_MS:g} at least needed")
+        return asyncio.run(_closed(server.port, _CLOSED_CONNECTIONS, seconds))
+
+
+async def _closed(port: int, connections: int, seconds: float) -> float:
+    """Keep so many requests under way; return good answers a second."""
+    answered = 0
+    end = time.monotonic() + seconds
+
+    async def caller() -> None:
+        nonlocal answered
+        connection = await Connection.open(port)
+        while time.monotonic() < end:
+            connection.send(Question.new(_PATH).wire)
+            answered += (await connection.answer()).status == 200
+        connection.close()
+
+    await asyncio.gather(*(caller() for _ in range(connections)))
+    await asyncio.sleep(0)
+    if not answered:
+        raise LabFailed("not one request was answered before the overload")
+    return answered / seconds
+
+
+def _climb(
+    lab: Lab, server: FaultServer, outcome: Outcome, capacity: float, cores: Collection[int]
+) -> None:
+    goodputs = {0.0: capacity}
+    for step in _STEPS if lab.is_timed else (_STEPS[0], _MOST):
+        with _probed(lab, server, cores) as probes:
+            samples = _at(lab, server, outcome, step * capacity, cores)
+            ended_ns = max(each.intended_ns for each in samples)
+        goodputs[step] = answered_rate(samples)
+        if step != _MOST:
+            continue
+        refused = [each for each in samples if each.status == 429]
+        outcome.judge("F", bool(refused), "nothing was refused at three times the capacity")
+        settled(server, lambda: queued(server) == 0)
+        if lab.is_timed:
+            began_ns = min(each.intended_ns for each in samples)
+            _judge_times(outcome, goodputs, refused, recovery_s(probes, began_ns, ended_ns))
+
+
+@contextmanager
+def _probed(lab: Lab, server: FaultServer, cores: Collection[int]) -> Iterator[list[Sample]]:
+    """Send a few requests before, beside and after what is inside; all are there at the end."""
+    found: list[Sample] = []
+    if not lab.is_timed:
+        yield found
+        return
+    with on_cores(cores):
+        load = SteadyLoad(server.port, _PROBE_RATE, _MODEL, seed=2)
+        with load:
+            load.wait_for(int(_PROBE_RATE))
+            yield found
+            time.sleep(2 * _AS_BEFORE_S)
+    found += load.samples
+
+
+def _at(
+    lab: Lab, server: FaultServer, outcome: Outcome, rate: float, cores: Collection[int]
+) -> list[Sample]:
+    """Send at a rate for some seconds, and judge every answer and the queue."""
+    load = SteadyLoad(server.port, rate, _MODEL, seed=int(rate))
+    watch = Watch(load)
+    with on_cores(cores), queue_watched(server, watch), load:
+        load.wait_for(1)
+        if lab.is_timed:
+            time.sleep(4.0)
+        else:
+            # A second's requests, however late a busy machine lets them be sent.
+            load.wait_for(int(rate))
+    samples = load.samples
+    if not samples:
+        raise LabFailed("the overload came to nothing")
+    outcome.requests += len(samples)
+    outcome.failed += sum(each.status not in _ANSWERS for each in samples)
+    odd = Counter(
+        f"{each.status} {each.reason[:80]}" for each in samples if each.status not in _ANSWERS
+    )
+    outcome.judge("B", not odd, f"{rate:.0f} requests a second: {odd.most_common(3)}")
+    strangers = sum(not each.is_own for each in samples)
+    outcome.judge("D", not strangers, f"{strangers} answers were not to their request")
+    judge_queues(server, outcome, watch, _rows(lab))
+    return samples
+
+
+def _judge_times(
+    outcome: Outcome, goodputs: dict[float, float], refused: list[Sample], recovered_s: float
+) -> None:
+    """Judge H and I, and keep the worst of each."""
+    share = goodputs[_MOST] / max(goodputs.values())
+    answers = Latencies(each.done_ns - each.sent_ns for each in refused)
+    refused_ms = answers.quantile_ms(99) or 0.0
+    figures = outcome.figures
+    figures["peak/s"] = max(goodputs.values())
+    figures["goodput at 3x %"] = min(100 * share, figures.get("goodput at 3x %", 1e9))
+    figures["429 p99 ms"] = max(refused_ms, figures.get("429 p99 ms", 0.0))
+    figures["as before s"] = max(recovered_s, figures.get("as before s", 0.0))
+    outcome.judge("I", share >= _LEAST_GOODPUT, f"goodput at 3 x is {share:.0%} of the peak")
+    outcome.judge("I", refused_ms <= _REFUSED_MS, f"p99 of the refusals {refused_ms:.1f} ms")
+    outcome.judge("H", recovered_s <= _AS_BEFORE_S, f"as before after {recovered_s:.1f} s")
+
+
+FAULTS: Final = (Fault("F15", "more requests than can be answered", 3, overload),)
