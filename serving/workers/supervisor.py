@@ -84,6 +84,7 @@ class Supervisor:
             for i, s in enumerate(listeners)
         ]  # fmt: skip
         self._is_lasting = is_lasting
+        self._can_move = not settings.tls_cert
         self._listeners = tuple(listeners)
         regions = regions_for(plan.workers)
         self._tasks: list[asyncio.Task[None]] = []
@@ -292,7 +293,7 @@ class Supervisor:
     def _move_waiting(self, slot: Slot) -> None:
         """Let siblings answer who connected to a worker after its end and before it was noticed."""
         others = [s.queue for s in self._slots if s.is_accepting and s is not slot]
-        if others and not self._settings.tls_cert:
+        if others and self._can_move:
             move_waiting(slot.listener, others, slot.queue)
 
     def _can_spare(self, slot: Slot) -> bool:
