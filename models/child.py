@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
+from models.child_memory import CRASHES, ChildMemory
 from models.errors import LoadFailed, MemoryExceeded
-from models.memory import resident_anonymous_bytes
 from registry.manifest import JsonObject, Manifest
 
 _MIB: Final = 1 << 20
@@ -64,6 +64,7 @@ class InspectionChild:
             "objects_dir": str(objects_dir.resolve()),
         }
         self._file_bytes = file_bytes
+        self._tensor_bytes = manifest.weight_bytes
         self._cancelled = cancelled or threading.Event()
         self._process: _Process | None = None
 
@@ -79,7 +80,7 @@ class InspectionChild:
         Raises LoadFailed, and after a death also saying how it died.
         """
         if self._process is None:
-            self._process = _Process(limits, self._file_bytes)
+            self._process = _Process(limits, self._file_bytes, self._tensor_bytes)
         try:
             about = {"memory_bytes": limits.memory_bytes, "threads": limits.threads}
             answer = self._process.ask({**self._about, **about, **request}, limits, self._cancelled)
@@ -105,7 +106,7 @@ class InspectionChild:
 class _Process:
     """The running child. Questions lie in a file of memory that it shares; a byte says read it."""
 
-    def __init__(self, limits: Limits, file_bytes: int) -> None:
+    def __init__(self, limits: Limits, file_bytes: int, tensor_bytes: int) -> None:
         self._stderr = bytearray()
         # Not a pipe for the questions: a child that dies or hangs would leave the writer blocked.
         self._questions_fd = os.memfd_create("inspect")
@@ -131,6 +132,7 @@ class _Process:
         finally:
             os.close(child_answers)
             os.close(child_bell)
+        self._memory = ChildMemory(self._process.pid, tensor_bytes + file_bytes)
 
     def end(self) -> None:
         # The child leads a group of its own: what it may have started ends with it.
@@ -184,16 +186,15 @@ class _Process:
             raise LoadFailed("the inspection was cancelled")
         if time.monotonic() > deadline:
             raise _too_slow(limits)
-        used = resident_anonymous_bytes(self._process.pid)
-        if used > limits.memory_bytes + _BASE_BYTES:
+        if self._memory.look() > limits.memory_bytes + _BASE_BYTES:
             raise needs_more(limits.memory_bytes)
 
     def _died(self, limits: Limits, deadline: float = 0.0) -> LoadFailed:
         """Return how it ended, from its exit code and what it said last."""
-        try:
-            code = self._process.wait(timeout=max(deadline - time.monotonic(), 1.0))
-        except subprocess.TimeoutExpired:
+        ended = self._ended(max(deadline - time.monotonic(), 1.0))
+        if ended is None:
             return _too_slow(limits)
+        code, most_resident_bytes = ended
         if self._process.stderr is not None:
             self._stderr += _rest_of(self._stderr_fd)
         said = bytes(self._stderr).lower()
@@ -201,16 +202,39 @@ class _Process:
             return needs_more(limits.memory_bytes)
         if code == -signal.SIGXCPU:
             return LoadFailed("its inspection used up its processor time")
+        if -code in CRASHES and self._memory.is_near_limit(
+            limits.memory_bytes, most_resident_bytes
+        ):
+            return _ran_out(limits.memory_bytes, signal.Signals(-code))
         if code < 0:
             return LoadFailed(f"the inspection process was killed by {signal.Signals(-code).name}")
         if not code:
             return LoadFailed(NO_ANSWER)
         return LoadFailed(f"the inspection process ended with exit code {code}")
 
+    def _ended(self, timeout_s: float) -> tuple[int, int] | None:
+        """Return its exit code, and the most bytes it had resident; None if it goes on."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            # Not Popen.wait, which forgets what the kernel says of its memory.
+            pid, status, usage = os.wait4(self._process.pid, os.WNOHANG)
+            if pid:
+                self._process.returncode = os.waitstatus_to_exitcode(status)
+                return self._process.returncode, usage.ru_maxrss * 1024
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(_POLL_S / 10)
+
 
 def needs_more(memory_bytes: int) -> MemoryExceeded:
     """Return the error of a version that takes more private memory than it may."""
     return MemoryExceeded(f"it needs more than {memory_bytes // _MIB} MiB of private memory")
+
+
+def _ran_out(memory_bytes: int, crash: signal.Signals) -> MemoryExceeded:
+    return MemoryExceeded(
+        f"it ran out of its {memory_bytes // _MIB} MiB of private memory and crashed ({crash.name})"
+    )
 
 
 def _too_slow(limits: Limits) -> LoadFailed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -30,14 +31,31 @@ def anonymous_bytes() -> int:
     return 0
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessMemory:
+    """What RLIMIT_DATA counts of a process, what is resident, and what of that no file backs."""
+
+    data_bytes: int
+    resident_bytes: int
+    anonymous_bytes: int
+
+
+def process_memory(pid: int) -> ProcessMemory | None:
+    """Return what another process holds; None once it has ended."""
+    found = _status(pid)
+    if "RssAnon:" not in found:
+        return None
+    return ProcessMemory(found["VmData:"], found["VmRSS:"], found["RssAnon:"])
+
+
 def resident_anonymous_bytes(pid: int) -> int:
-    """Return the anonymous memory of another process by a cheap counter; 0 once it has ended."""
-    return _status_bytes(pid, "RssAnon:")
+    """Return what a process has in RAM that no file backs; 0 once it has ended."""
+    return _status(pid).get("RssAnon:", 0)
 
 
 def private_writable_bytes(pid: int) -> int:
     """Return what RLIMIT_DATA counts for a process; 0 once it has ended."""
-    return _status_bytes(pid, "VmData:")
+    return _status(pid).get("VmData:", 0)
 
 
 def mapped_bytes(pid: int, names: Collection[str]) -> int:
@@ -69,15 +87,17 @@ def _file_name(line: str) -> str:
     return line.rpartition("/")[2].removesuffix(" (deleted)")
 
 
-def _status_bytes(pid: int, field: str) -> int:
+def _status(pid: int) -> dict[str, int]:
+    """Return the memory fields of a process, in bytes; a zombie has none."""
     try:
         text = Path(_STATUS.format(pid=pid)).read_text()
     except (FileNotFoundError, ProcessLookupError):
-        return 0
-    for line in text.splitlines():
-        if line.startswith(field):
-            return _kib(line)
-    return 0  # a zombie has no memory fields
+        return {}
+    return {
+        line.partition("\t")[0]: _kib(line)
+        for line in text.splitlines()
+        if line.startswith(("Vm", "Rss"))
+    }
 
 
 def _kib(line: str) -> int:

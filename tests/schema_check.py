@@ -1,7 +1,7 @@
 """Compares JSON with a schema of an OpenAPI document: the keywords that our documents use.
 
 Stricter than the standard in one thing: a field that the schema does not name is an error, so that
-no answer has more than its documentation.
+no answer has more than its documentation. Under ``oneOf`` and ``not`` it is as the standard says.
 """
 
 from __future__ import annotations
@@ -27,6 +27,11 @@ _KNOWN: Final = frozenset(
         "additionalProperties",
         "items",
         "anyOf",
+        "oneOf",
+        "not",
+        "minProperties",
+        "maxProperties",
+        "propertyNames",
         "enum",
         "const",
         "pattern",
@@ -35,6 +40,7 @@ _KNOWN: Final = frozenset(
         "minItems",
         "maxItems",
         "maxLength",
+        "uniqueItems",
         "format",
         "description",
         "examples",
@@ -45,7 +51,12 @@ _KNOWN: Final = frozenset(
 
 
 def problems(
-    value: Any, schema: Mapping[str, Any], document: Mapping[str, Any], where: str = "body"
+    value: Any,
+    schema: Mapping[str, Any],
+    document: Mapping[str, Any],
+    where: str = "body",
+    *,
+    is_strict: bool = True,
 ) -> Iterator[str]:
     """Yield what is wrong with ``value``; ``document`` is where references lead."""
     assert set(schema) <= _KNOWN, f"{where}: this check does not know {set(schema) - _KNOWN}"
@@ -62,12 +73,28 @@ def problems(
     if not any(_TYPES[name](value) for name in ([types] if isinstance(types, str) else types)):
         yield f"{where}: {value!r} is no {types}"
         return
+    yield from _of_branches(value, schema, document, where)
     yield from _of_value(value, schema, where)
     if isinstance(value, dict):
-        yield from _of_object(value, schema, document, where)
+        yield from _of_object(value, schema, document, where, is_strict=is_strict)
     if isinstance(value, list):
+        if schema.get("uniqueItems") and any(item in value[:at] for at, item in enumerate(value)):
+            yield f"{where}: an item stands twice"
         for index, item in enumerate(value):
             yield from problems(item, schema.get("items", {}), document, f"{where}[{index}]")
+
+
+def _of_branches(
+    value: Any, schema: Mapping[str, Any], document: Mapping[str, Any], where: str
+) -> Iterator[str]:
+    def fits(branch: Mapping[str, Any]) -> bool:
+        return not list(problems(value, branch, document, where, is_strict=False))
+
+    branches = schema.get("oneOf", ())
+    if branches and sum(map(fits, branches)) != 1:
+        yield f"{where}: not exactly one of {len(branches)} schemas"
+    if "not" in schema and fits(schema["not"]):
+        yield f"{where}: what it must not be"
 
 
 def _of_value(value: Any, schema: Mapping[str, Any], where: str) -> Iterator[str]:
@@ -85,13 +112,23 @@ def _of_value(value: Any, schema: Mapping[str, Any], where: str) -> Iterator[str
 
 
 def _of_object(
-    value: dict[str, Any], schema: Mapping[str, Any], document: Mapping[str, Any], where: str
+    value: dict[str, Any],
+    schema: Mapping[str, Any],
+    document: Mapping[str, Any],
+    where: str,
+    *,
+    is_strict: bool,
 ) -> Iterator[str]:
     known = schema.get("properties", {})
     for name in schema.get("required", ()):
         if name not in value:
             yield f"{where}: {name!r} is missing"
-    more = schema.get("additionalProperties", not known)
+    count = len(value)
+    if not schema.get("minProperties", 0) <= count <= schema.get("maxProperties", count):
+        yield f"{where}: {count} fields"
+    for name in value:
+        yield from problems(name, schema.get("propertyNames", {}), document, f"{where}: {name}")
+    more = schema.get("additionalProperties", not (known and is_strict))
     for name, item in value.items():
         if name in known:
             yield from problems(item, known[name], document, f"{where}.{name}")

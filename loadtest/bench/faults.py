@@ -17,6 +17,7 @@ from loadtest.faults import (
     admin_storms,
     bad_requests,
     clock,
+    crowds,
     damage,
     disk_steps,
     full_disk,
@@ -40,7 +41,7 @@ FAULTS: Final[dict[str, Fault]] = {
     fault.name: fault
     for module in (
         worker_deaths, parent_deaths, disk_steps, full_disk, damage, clock, pressure, scarcity,
-        swaps, admin_storms, overload, bad_requests, stops, soak,
+        crowds, swaps, admin_storms, overload, bad_requests, stops, soak,
     )
     for fault in module.FAULTS
 }  # fmt: skip

@@ -13,7 +13,8 @@ def main(argv: list[str]) -> int:
     """Run the fuzzers of the tests, which know the parsers; a find is a missed target."""
     parser = argparse.ArgumentParser(prog="scripts/bench fuzz", description=__doc__)
     add = parser.add_argument
-    add("--minutes", type=float, default=1.0, metavar="N", help="for each target (default 1)")
+    add("--minutes", type=float, default=1.0, metavar="N",
+        help="for each target, of processor time; openapi-*: by the clock (default 1)")  # fmt: skip
     add("--target", action="append", metavar="NAME", help="only this one; may be repeated")
     add("--quick", action="store_true", help="three seconds each: whether it runs")
     options = parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""F10 and F11: too few files, and clients that take their time."""
+"""F10: too few files; and a server of its own for whoever needs one that is started otherwise."""
 
 from __future__ import annotations
 
@@ -12,25 +12,20 @@ from pathlib import Path
 from typing import Final
 
 from loadtest.faults.echo import Connection, Question
-from loadtest.faults.lab import Fault, Lab, judge_latency, judge_store, settled, watched
+from loadtest.faults.lab import Fault, Lab, judge_store
 from loadtest.faults.outcome import Outcome
 from loadtest.faults.server import FaultServer, fault_server
 
 _INFER: Final = "/v2/models/echo/infer"
-# Shorter than the defaults, so that two thousand clients do not take an hour.
-_DEADLINES: Final = (
-    "env", "RAMRACK_HEADER_TIMEOUT_S=1", "RAMRACK_BODY_TIMEOUT_S=2", "RAMRACK_KEEP_ALIVE_S=3",
-)  # fmt: skip
 _FILES: Final = 256
 _CONNECTIONS: Final = 400
-_AT_ONCE: Final = 100
 _HUNG_UP_S: Final = 60.0
 
 
 def few_files(lab: Lab, outcome: Outcome) -> None:
     """Open more connections than the server may have files: health answers, accepting resumes."""
     command = ("sh", "-c", f'ulimit -n {_FILES}; exec "$@"', "sh", *lab.command)
-    with _server(lab, command) as server:
+    with server_of(lab, command) as server:
         pids = server.worker_pids()
         for _ in range(outcome.count):
             asyncio.run(_crowd(server, outcome))
@@ -61,48 +56,8 @@ async def _crowd(server: FaultServer, outcome: Outcome) -> None:
     outcome.figures["accepts again s"] = time.monotonic() - began
 
 
-def slow_clients(lab: Lab, outcome: Outcome) -> None:
-    """Let clients begin and not go on: each is hung up on at its deadline, nobody else notices."""
-    with _server(lab, (*_DEADLINES, *lab.command)) as server:
-        left = 0
-        with watched(lab, server, outcome) as watch:
-            for start in range(0, outcome.count, _AT_ONCE):
-                count = min(_AT_ONCE, outcome.count - start)
-                left += asyncio.run(_wave(server, count))
-        outcome.requests += outcome.count
-        outcome.judge("F", not left, f"{left} slow clients still have their connection")
-        during = [s for s in watch.load.samples if s.intended_ns >= watch.began_ns]
-        judge_latency(lab, outcome, watch.before, during, 1.5)
-        quiet = settled(server, lambda: server.metric("ramrack_in_flight") == 0)
-        outcome.judge("F", quiet, "requests of slow clients are still in flight")
-        judge_store(server, outcome)
-
-
-async def _wave(server: FaultServer, count: int) -> int:
-    """Send half a head, half a body or a line end; return how many were not hung up on."""
-    clients = [await Connection.open(server.port) for _ in range(count)]
-    for number, client in enumerate(clients):
-        wire = Question.new(_INFER).wire
-        head, _, _ = wire.partition(b"\r\n\r\n")
-        client.send((head[:-5], head + b"\r\n\r\n{", b"\r\n")[number % 3])
-
-    async def is_left(client: Connection) -> bool:
-        try:
-            async with asyncio.timeout(_HUNG_UP_S):
-                await client.end()
-        except TimeoutError:
-            return True
-        except OSError:
-            return False
-        finally:
-            client.close()
-        return False
-
-    return sum(await asyncio.gather(*map(is_left, clients)))
-
-
 @contextmanager
-def _server(lab: Lab, command: Sequence[str]) -> Iterator[FaultServer]:
+def server_of(lab: Lab, command: Sequence[str]) -> Iterator[FaultServer]:
     """Return a server of its own, started by another command, with both versions of ``echo``."""
     with (
         tempfile.TemporaryDirectory(dir=lab.work) as folder,
@@ -113,7 +68,4 @@ def _server(lab: Lab, command: Sequence[str]) -> Iterator[FaultServer]:
         yield server
 
 
-FAULTS: Final = (
-    Fault("F10", "more connections than files", 5, few_files),
-    Fault("F11", "clients that take their time", 2000, slow_clients),
-)
+FAULTS: Final = (Fault("F10", "more connections than files", 5, few_files),)

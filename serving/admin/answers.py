@@ -284,6 +284,33 @@ ANSWER_SCHEMAS: Final[dict[str, Document]] = {
     | {"description": "missing: the objects to upload first."},
 }
 
+_SAME_VERSION: Final[Document] = {
+    "model": "$response.body#/model",
+    "version": "$response.body#/version",
+}
+_SAME_MODEL: Final[Document] = {"model": "$response.body#/model"}
+
+
+def _links(parameters: Document, *operations: str) -> Document:
+    return {name: {"operationId": name, "parameters": parameters} for name in operations}
+
+
+# By schema of the answer: the calls that what it holds leads to.
+LINKS: Final[Mapping[str, Document]] = {
+    "Object": _links({"digest": "$response.body#/digest"}, "head_blob"),
+    "Published": _links(
+        _SAME_VERSION, "show_version", "plan_version", "load_version", "unload_version",
+        "delete_version",
+    ),
+    "Version": _links(_SAME_VERSION, "plan_version", "load_version", "unload_version"),
+    "Operation": _links({"id": "$response.body#/id"}, "show_operation"),
+    "Route": _links(_SAME_MODEL, "show_route", "roll_back", "show_history", "delete_route"),
+    "ModelSettings": _links(_SAME_MODEL, "show_settings", "show_model"),
+    "Alias": _links(
+        {**_SAME_MODEL, "alias": "$response.body#/alias"}, "set_alias", "delete_alias"
+    ),
+}  # fmt: skip
+
 DONE: Final[Mapping[int, str]] = {
     200: "Done.",
     201: "Made.",

@@ -10,10 +10,10 @@ from typing import Any, Final
 from fastapi import FastAPI, Request, Response
 from starlette.convertors import Convertor, register_url_convertor
 
-from registry.ident import ALIAS_PATTERN, MODEL_PATTERN
+from registry.ident import ALIAS_PATTERN, MAX_VERSION, MODEL_PATTERN
 from registry.manifest import JsonObject
 from serving.admin import schema
-from serving.admin.answers import ADMIN_REASONS, ANSWER_SCHEMAS, DONE
+from serving.admin.answers import ADMIN_REASONS, ANSWER_SCHEMAS, DONE, LINKS
 from serving.admin.calls import AdminCalls
 from serving.admin.console.hub import ConsoleHub
 from serving.admin.console.pages import FILES
@@ -112,9 +112,16 @@ def _openapi(call: Call) -> dict[str, Any]:
         for name in names
     ]
     parameters += [
-        {"name": name, "in": "query", "required": False, "schema": schema.QUERIES[name]}
+        {
+            "name": name,
+            "in": "query",
+            "required": False,
+            "schema": schema.query_schema(call.path, name),
+        }
         for name in call.query or ()
     ]
+    if call.takes_if_match:
+        parameters.append(_IF_MATCH)
     document: dict[str, Any] = {"parameters": parameters}
     if call.scope:
         document["x-scope"] = call.scope
@@ -141,12 +148,29 @@ def _responses(call: Call) -> dict[int | str, Document]:
             kinds = [kind.partition(";")[0] for kind in answer.media.split(", ")]
             content = {kind: {"schema": {"type": "string"}} for kind in kinds}
             found[answer.status]["content"] = content
+        if answer.has_etag:
+            found[answer.status]["headers"] = {"ETag": _ETAG}
+        if links := LINKS.get(answer.schema):
+            found[answer.status]["links"] = links
     return found
+
+
+_ETAG: Final[Document] = {
+    "description": "What If-Match of a change can name.",
+    "schema": {"type": "string", "pattern": '^".*"$'},
+}
+_IF_MATCH: Final[dict[str, Any]] = {
+    "name": "If-Match",
+    "in": "header",
+    "required": False,
+    "description": "The ETag that was seen; where there is another one now, the answer is a 409.",
+    "schema": {"type": "string"},
+}
 
 
 _PATH_SCHEMAS: Final[dict[str, JsonObject]] = {
     "model": {"type": "string", "pattern": f"^{MODEL_PATTERN}$"},
-    "version": {"type": "integer", "minimum": 1},
+    "version": {"type": "integer", "minimum": 1, "maximum": MAX_VERSION},
     "alias": {"type": "string", "pattern": f"^{ALIAS_PATTERN}$"},
     "digest": {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"},
     "id": {"type": "string"},

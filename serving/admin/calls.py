@@ -20,6 +20,9 @@ from serving.admin.console.pages import INDEX
 from serving.admin.console.pages import page as console_page
 from serving.admin.console.stream import ConsoleStream
 from serving.admin.request import (
+    MAX_EVENTS,
+    MAX_LOOKS,
+    MAX_SEQ,
     actor_of,
     chunks_in,
     json_in,
@@ -41,11 +44,7 @@ from serving.web.common import json_response
 from serving.web.errors import error_facts, error_headers
 
 UPLOAD_CHUNK_BYTES: Final = 1 << 20
-MAX_EVENTS: Final = 1000
 METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-_MAX_SEQ: Final = 2**53 - 1
-# Enough for a day of looks; no limit is what a console asks for.
-MAX_LOOKS: Final = 100_000
 
 
 class AdminCalls(TrafficCalls):
@@ -177,7 +176,7 @@ class AdminCalls(TrafficCalls):
         is_newest = whole_in(request, "newest", 0, 0, 1) == 1
         if is_newest and "since" in request.query_params:
             raise InvalidInput("query: newest=1 and since exclude each other: use one of them")
-        since = whole_in(request, "since", 0, 0, _MAX_SEQ)
+        since = whole_in(request, "since", 0, 0, MAX_SEQ)
         limit = whole_in(request, "limit", 100, 1, MAX_EVENTS)
         model = request.query_params.get("model")
         events = await self._control.events(None if is_newest else since, model, limit)
@@ -204,7 +203,7 @@ class AdminCalls(TrafficCalls):
         """Let the release that is installed now take over in the same process."""
         await object_in(request, self._body_timeout_s, ())
         workers: list[Json] = [w.pid for w in self._control.workers() if w.pid is not None]
-        await self._control.upgrade()
+        await self._control.upgrade(actor_of(request), reason_in(request))
         return json_response({"pid": os.getpid(), "workers": workers})
 
     async def collect_garbage(self, request: Request) -> Response:
@@ -291,6 +290,12 @@ class AdminCalls(TrafficCalls):
                     f"body: parameters.{name} is not supported: what a version is made of and how "
                     "it is configured is fixed when it is pushed"
                 )
+        unload_dependents = parameters.get("unload_dependents", False)
+        if not isinstance(unload_dependents, bool):
+            raise InvalidInput(
+                f"body: parameters.unload_dependents {shown(unload_dependents)} must be true or "
+                "false"
+            )
 
 
 async def _operation_answer(operation: Operation, wait_s: float | None) -> Response:

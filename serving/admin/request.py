@@ -14,11 +14,17 @@ from starlette.requests import ClientDisconnect, Request
 from registry.errors import InvalidInput
 from registry.ident import check_alias, check_model_name, parse_version, shown
 from serving.auth import Actor
+from serving.codec.parse import kind_of
 from serving.errors import Cancelled, PayloadTooLarge, RequestTooSlow, UnsupportedMedia
 
 MAX_BODY_BYTES: Final = 8 << 20
 MAX_WAIT_S: Final = 3600.0
 MAX_REASON_CHARS: Final = 1000
+MAX_RELEASED: Final = 1000
+MAX_EVENTS: Final = 1000
+MAX_SEQ: Final = 2**53 - 1
+# Enough for a day of looks; no limit is what a console asks for.
+MAX_LOOKS: Final = 100_000
 
 
 def actor_of(request: Request) -> Actor:
@@ -93,6 +99,23 @@ async def json_in(request: Request, timeout_s: float) -> Any:
     Raises UnsupportedMedia, PayloadTooLarge, RequestTooSlow, InvalidInput, or Cancelled (the client
     left).
     """
+    body = await _body_in(request, timeout_s)
+    return _decoded(body) if body else None
+
+
+async def object_in(
+    request: Request, timeout_s: float, allowed: Collection[str]
+) -> Mapping[str, Any]:
+    """Return the body as an object with none but ``allowed`` fields; an empty body is ``{}``."""
+    body = await _body_in(request, timeout_s)
+    document = _decoded(body) if body else {}
+    if not isinstance(document, dict):
+        raise InvalidInput(f"body: expected a JSON object, got {kind_of(document)}")
+    check_fields(document, allowed, "body")
+    return document
+
+
+async def _body_in(request: Request, timeout_s: float) -> bytearray:
     _check_media(request)
     body = bytearray()
     try:
@@ -107,25 +130,14 @@ async def json_in(request: Request, timeout_s: float) -> Any:
         raise RequestTooSlow(f"the body did not arrive within {timeout_s:g} s") from error
     except ClientDisconnect as error:
         raise Cancelled("the client left before its request was complete") from error
-    if not body:
-        return None
+    return body
+
+
+def _decoded(body: bytearray) -> Any:
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise InvalidInput(f"body is not JSON: {error}") from error
-
-
-async def object_in(
-    request: Request, timeout_s: float, allowed: Collection[str]
-) -> Mapping[str, Any]:
-    """Return the body as an object with none but ``allowed`` fields; an empty body is ``{}``."""
-    document = await json_in(request, timeout_s)
-    if document is None:
-        return {}
-    if not isinstance(document, dict):
-        raise InvalidInput(f"body: expected a JSON object, got {type(document).__name__}")
-    check_fields(document, allowed, "body")
-    return document
 
 
 def check_fields(document: Mapping[str, Any], allowed: Collection[str], where: str) -> None:

@@ -5,11 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from registry.ident import MAX_VERSION
+from registry.ident import MAX_VERSION, MODEL_PATTERN
 from registry.manifest import Json, JsonObject
 from registry.model_settings import RANGES
 from registry.traffic import WEIGHT_SUM
 from registry.traffic_rules import MAX_SHADOWS, MAX_SPLIT
+from serving.admin.request import (
+    MAX_EVENTS,
+    MAX_LOOKS,
+    MAX_REASON_CHARS,
+    MAX_RELEASED,
+    MAX_SEQ,
+    MAX_WAIT_S,
+)
 
 _DIGEST: Final[JsonObject] = {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"}
 _VERSION: Final[JsonObject] = {"type": "integer", "minimum": 1, "maximum": MAX_VERSION}
@@ -57,6 +65,7 @@ _ROUTE_FIELDS: Final[JsonObject] = {
         "type": "array",
         "description": "Versions that get copies and never answer; only with split, not in it.",
         "maxItems": MAX_SHADOWS,
+        "uniqueItems": True,
         "items": _VERSION,
     },
     "latest": {"type": "boolean", "description": "Follow the highest READY version."},
@@ -65,10 +74,19 @@ _ROUTE_FIELDS: Final[JsonObject] = {
         "description": "Mix versions although their inputs or outputs differ.",
     },
 }
+_EITHER: Final[list[Json]] = [
+    {"required": ["split"], "properties": {"latest": {"const": False}}},
+    {
+        "required": ["latest"],
+        "properties": {"latest": {"const": True}, "shadow": {"maxItems": 0}},
+        "not": {"required": ["split"]},
+    },
+]
 _ROUTE: Final[JsonObject] = {
     "type": "object",
     "description": "Either split or latest.",
     "properties": _ROUTE_FIELDS,
+    "oneOf": _EITHER,
     "additionalProperties": False,
 }
 _IF_MATCH: Final[JsonObject] = {"type": "string", "description": "The etag this route must have."}
@@ -77,10 +95,14 @@ _RELEASE: Final[JsonObject] = {
     "properties": {
         "routes": {
             "type": "object",
-            "description": "Model to its route; 1 to 1000 models.",
+            "description": "Model to its route.",
+            "minProperties": 1,
+            "maxProperties": MAX_RELEASED,
+            "propertyNames": {"pattern": f"^{MODEL_PATTERN}$"},
             "additionalProperties": {
                 "type": "object",
                 "properties": {**_ROUTE_FIELDS, "if_match": _IF_MATCH},
+                "oneOf": _EITHER,
                 "additionalProperties": False,
             },
         }
@@ -185,16 +207,44 @@ MANIFEST: Final = Body(
     is_required=True,
 )
 
-QUERIES: Final[dict[str, JsonObject]] = {
-    "reason": {"type": "string", "maxLength": 1000, "description": "Why; goes into the events."},
-    "wait": {"type": "number", "minimum": 0, "maximum": 3600, "description": "Seconds to wait."},
-    "since": {"type": "integer", "minimum": 0, "description": "Only events after this number."},
+_QUERIES: Final[dict[str, JsonObject]] = {
+    "reason": {
+        "type": "string",
+        "maxLength": MAX_REASON_CHARS,
+        "description": "Why; goes into the events.",
+    },
+    "wait": {
+        "type": "number",
+        "minimum": 0,
+        "maximum": MAX_WAIT_S,
+        "description": "Seconds to wait.",
+    },
+    "since": {
+        "type": "integer",
+        "minimum": 0,
+        "maximum": MAX_SEQ,
+        "description": "Only events after this number.",
+    },
     "newest": {
         "type": "integer",
         "minimum": 0,
         "maximum": 1,
         "description": "1: the last events instead of the first ones. Not together with since.",
     },
-    "limit": {"type": "integer", "minimum": 1, "maximum": 1000},
+    "limit": {"type": "integer", "minimum": 1, "maximum": MAX_EVENTS},
     "model": {"type": "string", "description": "Only events of this model."},
 }
+# Where a parameter of one call means something of its own.
+_OWN_QUERIES: Final[dict[tuple[str, str], JsonObject]] = {
+    ("/admin/v1/console/stream", "limit"): {
+        "type": "integer",
+        "minimum": 1,
+        "maximum": MAX_LOOKS,
+        "description": "Looks after which it ends; without it there is no end.",
+    },
+}
+
+
+def query_schema(path: str, name: str) -> JsonObject:
+    """Return the schema of a query parameter of the call at ``path``."""
+    return _OWN_QUERIES.get((path, name)) or _QUERIES[name]

@@ -29,11 +29,13 @@ class Answer:
     """A good answer: its status, the name of its schema if it is JSON, else its media types.
 
     Without either it has no body. ``media``: several are parted by a comma and a space.
+    ``has_etag``: it carries what If-Match of a change can name.
     """
 
     status: int
     schema: str = ""
     media: str = ""
+    has_etag: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class Call:
     ``query``: allowed parameters; None takes any, for the calls that other programs make.
     ``refusals``: statuses of errors beyond those that every call of its kind has.
     ``error``: name of the schema of the errors that its work ends with, where they say more.
+    ``takes_if_match``: it happens only to the state that the header If-Match names.
     """
 
     method: str
@@ -54,6 +57,7 @@ class Call:
     query: tuple[str, ...] | None = ()
     body: Body | None = None
     error: str = "Error"
+    takes_if_match: bool = False
 
     @property
     def errors(self) -> Mapping[int, str]:
@@ -70,8 +74,8 @@ class Call:
         return {status: names[status] for status in sorted(names) if status not in known}
 
 
-def _json(name: str) -> tuple[Answer, ...]:
-    return (Answer(200, name),)
+def _json(name: str, *, has_etag: bool = False) -> tuple[Answer, ...]:
+    return (Answer(200, name, has_etag=has_etag),)
 
 
 # The disk may fail, or be full, under everything that is written down before it is answered.
@@ -81,6 +85,8 @@ _NAMED: Final = (404, 409, *_DISK)
 _SWITCHED: Final = (*_NAMED, 504)
 _OPERATED: Final = (400, 404, 409, 429, 500, 503, 504, 507)
 _STARTED: Final = (Answer(200, "Operation"), Answer(202, "Operation"))
+_ROUTED: Final = _json("Route", has_etag=True)
+_SET: Final = _json("ModelSettings", has_etag=True)
 _CHANGE: Final = ("reason",)
 _OPERATE: Final = ("reason", "wait")
 CALLS: Final = (
@@ -103,25 +109,24 @@ CALLS: Final = (
          body=schema.EMPTY),
     Call("GET", "/admin/v1/operations/{id}", "read", AdminCalls.show_operation,
          _json("Operation"), (404,)),
-    Call("PUT", MODEL + "/aliases/{alias:name}", "promote", AdminCalls.set_alias, _json("Alias"),
-         _SWITCHED, _CHANGE, schema.ALIAS),
+    Call("PUT", MODEL + "/aliases/{alias:name}", "promote", AdminCalls.set_alias,
+         _json("Alias", has_etag=True), _SWITCHED, _CHANGE, schema.ALIAS, takes_if_match=True),
     Call("DELETE", MODEL + "/aliases/{alias:name}", "promote", AdminCalls.delete_alias,
-         _json("Alias"), _SWITCHED, _CHANGE),
-    Call("GET", MODEL + "/route", "read", AdminCalls.show_route, _json("Route"), (404,)),
-    Call("PUT", MODEL + "/route", "promote", AdminCalls.set_route, _json("Route"), _SWITCHED,
-         _CHANGE, schema.ROUTE),
+         _json("Alias"), _SWITCHED, _CHANGE, takes_if_match=True),
+    Call("GET", MODEL + "/route", "read", AdminCalls.show_route, _ROUTED, (404,)),
+    Call("PUT", MODEL + "/route", "promote", AdminCalls.set_route, _ROUTED, _SWITCHED,
+         _CHANGE, schema.ROUTE, takes_if_match=True),
     Call("DELETE", MODEL + "/route", "promote", AdminCalls.delete_route, _json("RouteDeleted"),
-         _SWITCHED, _CHANGE),
+         _SWITCHED, _CHANGE, takes_if_match=True),
     Call("GET", MODEL + "/route/history", "read", AdminCalls.show_history, _json("History"),
          (404,)),
-    Call("POST", MODEL + "/route:rollback", "promote", AdminCalls.roll_back, _json("Route"),
-         _OPERATED, _CHANGE, schema.ROLLBACK, "OperationError"),
+    Call("POST", MODEL + "/route:rollback", "promote", AdminCalls.roll_back, _ROUTED,
+         _OPERATED, _CHANGE, schema.ROLLBACK, "OperationError", takes_if_match=True),
     Call("PUT", "/admin/v1/release", "promote", AdminCalls.release, _json("Release"), _SWITCHED,
          _CHANGE, schema.RELEASE),
-    Call("GET", MODEL + "/settings", "read", AdminCalls.show_settings, _json("ModelSettings"),
-         (404,)),
-    Call("PUT", MODEL + "/settings", "promote", AdminCalls.set_settings, _json("ModelSettings"),
-         _SWITCHED, _CHANGE, schema.SETTINGS),
+    Call("GET", MODEL + "/settings", "read", AdminCalls.show_settings, _SET, (404,)),
+    Call("PUT", MODEL + "/settings", "promote", AdminCalls.set_settings, _SET,
+         _SWITCHED, _CHANGE, schema.SETTINGS, takes_if_match=True),
     Call("GET", "/admin/v1/events", "read", AdminCalls.list_events, _json("Events"), (503,),
          ("since", "newest", "model", "limit")),
     Call("GET", "/admin/v1/memory", "read", AdminCalls.show_memory, _json("Memory")),
@@ -133,7 +138,7 @@ CALLS: Final = (
     Call("POST", "/admin/v1/gc", "admin", AdminCalls.collect_garbage, _json("Gc"), _DISK,
          _CHANGE, schema.EMPTY),
     Call("POST", "/admin/v1/verify", "admin", AdminCalls.verify_store, _json("Verify"), (503,),
-         _CHANGE, schema.EMPTY),
+         body=schema.EMPTY),
     Call("POST", "/v2/repository/index", "read", AdminCalls.triton_index,
          _json("RepositoryIndex"), query=None, body=schema.INDEX),
     Call("POST", "/v2/repository/models/{model:name}/load", "promote", AdminCalls.triton_load,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,6 +15,7 @@ from registry.manifest import Json, JsonObject
 from registry.rollout import Route
 from registry.traffic_rules import WISH_FIELDS, parse_wish
 from serving.admin.request import (
+    MAX_RELEASED,
     actor_of,
     alias_in,
     check_fields,
@@ -26,8 +27,6 @@ from serving.admin.views import route_json, settings_json
 from serving.control.traffic_control import GuardedWish, TrafficControl
 from serving.web.common import json_response
 from serving.web.errors import Headers
-
-MAX_RELEASED: Final = 1000
 
 
 class TrafficCalls:

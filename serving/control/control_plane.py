@@ -14,7 +14,7 @@ from typing import Any
 from registry import desired, plan
 from registry.budget import Plan
 from registry.desired import ModelState
-from registry.errors import Conflict
+from registry.errors import Conflict, RegistryError
 from registry.events import Event, utc_now
 from registry.ident import digest_hex
 from registry.lifecycle import State
@@ -194,11 +194,17 @@ class ControlPlane:
         """Await ``begin`` when somebody asks for an upgrade; it raises why there can be none."""
         self._upgrade = begin
 
-    async def upgrade(self) -> None:
+    async def upgrade(self, actor: Actor, reason: str = "") -> None:
         """Let the release that is installed now go on in this process, or raise why not."""
         if self._upgrade is None:
             raise Conflict("this server cannot be upgraded in place: stop and start it")
         await self._upgrade()
+        note = Note("upgrade", None, None, actor, reason)
+        try:
+            await self.writer.record_event(note, {"workers": self.ledger.workers})
+        except RegistryError as error:
+            # The other release takes over whether or not the disk takes a note of it.
+            _log.warning("the upgrade could not be recorded: %s", error)
 
     def check_upgrade(self) -> None:
         """Raise Conflict or MemoryShort where no other release can take over now."""

@@ -151,7 +151,9 @@ class VersionLoads:
             if not self._inspect_memory_bytes:
                 # The limit was the room that is left: what would make more of it is the answer.
                 raise ledger.without_room(key, limit_bytes) from error
-            raise
+            raise MemoryExceeded(
+                f"{error}: raise the setting inspect_memory if the machine has more"
+            ) from error
         if inspection.drift:
             raise LoadFailed(inspection.drift)
         ledger.inspected(key, inspection)

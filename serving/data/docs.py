@@ -72,7 +72,11 @@ _HEADERS: Final = [
         {"type": "string", "maxLength": 256},
     ),
     _header("x-server-timing", "1: the answer says in Server-Timing where its time went.", TEXT),
-    _header("Content-Encoding", "gzip or deflate.", TEXT),
+    _header(
+        "Content-Encoding",
+        "How the body is compressed; upper case is the same.",
+        {"type": "string", "enum": ["gzip", "x-gzip", "deflate", "identity"]},
+    ),
     _header("Accept-Encoding", "gzip or deflate.", TEXT),
 ]
 _LENGTH: Final = _header(
@@ -80,11 +84,28 @@ _LENGTH: Final = _header(
     "Bytes of the JSON part where tensors follow it; 0: the whole body is the one tensor.",
     COUNT,
 )
+_ROWS: Final[list[list[float]]] = [[1.5, -2, 0, 4], [5, 6, 7, 8]]
+_NUMBERS: Final = [number for row in _ROWS for number in row]
+_INFER_EXAMPLE: Final[Document] = {
+    "id": "order-17",
+    "inputs": [
+        {
+            "name": "x",
+            "datatype": "FP32",
+            "shape": [2, 4],
+            "data": _NUMBERS,
+        }
+    ],
+}
+_FRAME_EXAMPLE: Final[Document] = {
+    "dataframe_split": {"columns": ["age", "income", "debt", "years"], "data": _ROWS}
+}
 _BINARY: Final = {"schema": {"type": "string", "format": "binary"}}
 
 
 def _infer(path: str, suffix: str, meaning: str) -> RouteDoc:
     body = json_of(schema_ref("InferRequest"), "JSON, then the binary tensors if there are any.")
+    body["content"]["application/json"]["example"] = _INFER_EXAMPLE
     body["content"]["application/octet-stream"] = _BINARY
     body["required"] = True
     answer = json_of(schema_ref("InferResponse"), "The outputs.", is_of_version=True)
@@ -97,6 +118,7 @@ def _infer(path: str, suffix: str, meaning: str) -> RouteDoc:
 
 def _predict(path: str, suffix: str, meaning: str) -> RouteDoc:
     body = json_of(schema_ref("PredictRequest"), "Rows, or whole tensors.")
+    body["content"]["application/json"]["example"] = {"instances": _ROWS}
     body["required"] = True
     answer = json_of(schema_ref("PredictResponse"), "The predictions.", is_of_version=True)
     return RouteDoc(
@@ -107,6 +129,7 @@ def _predict(path: str, suffix: str, meaning: str) -> RouteDoc:
 
 def _invocations(path: str, suffix: str, meaning: str) -> RouteDoc:
     body = json_of(schema_ref("InvocationsRequest"), "A DataFrame, rows, or whole tensors.")
+    body["content"]["application/json"]["example"] = _FRAME_EXAMPLE
     body["content"]["text/csv"] = {"schema": TEXT}
     body["required"] = True
     answer = json_of(

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.memory import resident_anonymous_bytes
+from tests.cases.rig import anonymous_bytes
 from tests.process.server import RunningServer, running_server
 
 pytest.importorskip("tokenizers")
@@ -52,14 +52,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[RunningServer]:
     with running_server(tmp_path_factory.mktemp("server")) as running:
-        before = resident_anonymous_bytes(running.worker_pids()[0])
+        before = anonymous_bytes(running.worker_pids()[0])
         done = subprocess.run(
             [sys.executable, "-m", "serving.cli", "push", "minilm", str(folder), "--load"],
             env=os.environ | {"RAMRACK_ADMIN_URL": running.admin_url},
             capture_output=True, text=True, timeout=240, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-        running.grown_bytes = resident_anonymous_bytes(running.worker_pids()[0]) - before  # type: ignore[attr-defined]
+        running.grown_bytes = anonymous_bytes(running.worker_pids()[0]) - before  # type: ignore[attr-defined]
         yield running
 
 

@@ -42,7 +42,8 @@ OWN = {
     "F8": (1, "ABCDEFGH"),
     "F9": (1, "ACDEFGH"),
     "F10": (1, "ACH"),
-    "F11": (12, "ABDEFG"),
+    "F11": (15, "ABDEFG"),
+    "connects": (60, "ABCDEFG"),
     "F15": (1, "ABDFG"),
     "F17": (1, "ABD"),
 }

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from models.memory import resident_anonymous_bytes
 from tests import graphs
+from tests.cases.rig import anonymous_bytes
 from tests.process.server import RunningServer, running_server, wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -43,13 +43,12 @@ def answers(server: RunningServer) -> list[float]:
 def test_workers_share_packed_weights_and_survive_their_damage(own_server: RunningServer) -> None:
     """No worker copies them; a truncated object costs its mappers, not the version."""
     server = own_server
-    before = [resident_anonymous_bytes(pid) for pid in server.worker_pids()]
+    before = [anonymous_bytes(pid) for pid in server.worker_pids()]
     server.push("deep", graphs.layers(1, 2, 3, 4))
     assert mode_of(server) == "packed", version_of(server)["weights"]
     expected = answers(server)
     grown = [
-        resident_anonymous_bytes(pid) - old
-        for pid, old in zip(server.worker_pids(), before, strict=True)
+        anonymous_bytes(pid) - old for pid, old in zip(server.worker_pids(), before, strict=True)
     ]
     assert max(grown) < 0.5 * WEIGHT_BYTES, grown
 

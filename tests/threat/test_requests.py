@@ -88,6 +88,27 @@ def test_huge_output_of_a_tiny_request_is_refused(server: RunningServer) -> None
     assert anonymous_bytes(pid) < 512 * MIB
 
 
+def test_huge_output_again_and_again_leaves_memory_as_it_was(server: RunningServer) -> None:
+    """Answers small and large and refused ones in turn: the worker holds no more afterwards."""
+    soak(server, 60)
+    (pid,) = server.worker_pids()
+    before = anonymous_bytes(pid)
+    soak(server, 240)
+    assert anonymous_bytes(pid) - before < 16 * MIB
+
+
+def soak(server: RunningServer, runs: int) -> None:
+    """Ask so often for little, for all that is allowed, and for far too much; others go on."""
+    for number in range(runs):
+        count = (3, LIMIT // 4, 10**9)[number % 3]
+        body = {"inputs": [{"name": "n", "datatype": "INT64", "shape": [1], "data": [count]}]}
+        answer = server.data("POST", "/v2/models/amplifier/infer", json=body)
+        assert answer.status_code == (413 if count == 10**9 else 200), answer.text
+        if number % 10 == 0:
+            row = [float(number), 2.0, 3.0, 4.0]
+            assert server.infer("witness", [row]).json()["outputs"][0]["data"] == row
+
+
 @pytest.mark.parametrize("opening", [b"[", b'{"a":', b'{"inputs":', b'{"inputs":[{"data":['])
 def test_json_depth_and_size_are_bounded(server: RunningServer, opening: bytes) -> None:
     """A million brackets would be too much; as many as fit into a body are a 400 at once."""
@@ -257,6 +278,19 @@ def test_label_cardinality_is_bounded(server: RunningServer) -> None:
 
 # Connections
 
+# The short way of predictions, the application behind it, and the admin plane's.
+PLANES: Final = ("lane", "app", "admin")
+
+
+def where(server: RunningServer, plane: str) -> tuple[str, str]:
+    """Return the address of a plane and a path that takes a body there."""
+    return {
+        "lane": (server.url, INFER),
+        "app": (server.url, "/v2/repository/index"),
+        "admin": (server.admin_url, "/v2/repository/index"),
+    }[plane]
+
+
 _BODY: Final = json.dumps(infer_body([ROW])).encode()
 _N: Final = b"%d" % len(_BODY)
 _CHUNKS: Final = b"%x\r\n%b\r\n0\r\n\r\n" % (len(_BODY), _BODY)
@@ -293,15 +327,14 @@ SMUGGLED: Final[dict[str, tuple[bytes, bytes]]] = {
 }
 
 
-@pytest.mark.parametrize("plane", ["data", "admin"])
+@pytest.mark.parametrize("plane", PLANES)
 @pytest.mark.parametrize("name", SMUGGLED)
 def test_smuggling_is_refused_and_the_connection_closed(
     server: RunningServer, name: str, plane: str
 ) -> None:
     """One answer, an error, and the end: what was hidden behind is never taken for a request."""
     lines, body = SMUGGLED[name]
-    url, path = (server.url, INFER) if plane == "data" else (
-        server.admin_url, "/admin/v1/models/m/versions")  # fmt: skip
+    url, path = where(server, plane)
     hidden = b"GET /v2/smuggled HTTP/1.1\r\nHost: h\r\n\r\n"
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\n".encode() + lines + b"\r\n"
     with connected(url) as client, contextlib.suppress(ConnectionError):
@@ -312,6 +345,64 @@ def test_smuggling_is_refused_and_the_connection_closed(
         assert status in (400, 413, 431), said
         assert b'"error"' in said
         assert b"smuggled" not in said
+
+
+@pytest.mark.parametrize("plane", PLANES)
+@pytest.mark.parametrize("extension", [b"", b";" + b"e" * 40])
+def test_smuggling_a_storm_of_chunks_is_one_body(
+    server: RunningServer, plane: str, extension: bytes
+) -> None:
+    """Twenty thousand chunks of one byte: one answer, and the next request's after it."""
+    url, path = where(server, plane)
+    body = _BODY if plane == "lane" else b"{}"
+    chunks = b"".join(
+        b"1%b\r\n%c\r\n" % (extension, byte) for byte in body + b" " * (20_000 - len(body))
+    )
+    request = head_of("POST", path, {"host": "localhost", "transfer-encoding": "chunked"})
+    with connected(url) as client:
+        client.sendall(
+            request
+            + chunks
+            + b"0\r\n\r\n"
+            + head_of("GET", "/v2/health/live", {"host": "localhost"})
+        )
+        first = read_answer(client.stream)
+        assert first.status == 200, first.text
+        assert json.loads(read_answer(client.stream).text) == {"live": True}
+
+
+# What stands in the head, and what may come of it.
+ODD_HEADS: Final[dict[str, tuple[bytes, set[int]]]] = {
+    "a thousand lines": (b"".join(b"x-%d: 1\r\n" % number for number in range(1000)), {431, 200}),
+    "ten thousand lines": (b"a: b\r\n" * 10_000, {431}),
+    "no name": (b": value\r\n", {400}),
+    "no colon": (b"nothing\r\n", {400}),
+    "a name with a space": (b"a b: c\r\n", {400}),
+    "a name of other letters": ("\u00e4: b\r\n".encode(), {400}),
+    "a value of other letters": ("a: \u00e4\r\n".encode(), {200}),
+    "an empty value": (b"a:\r\n", {200}),
+    "a control character": (b"a: b\x01c\r\n", {400}),
+    "an upgrade to another protocol": (b"Connection: Upgrade\r\nUpgrade: websocket\r\n", {200}),
+    "an expectation of something else": (b"Expect: 200-maybe\r\n", {200, 417}),
+}
+
+
+@pytest.mark.parametrize("plane", ["app", "admin"])
+@pytest.mark.parametrize("name", ODD_HEADS)
+def test_smuggling_odd_heads_are_answered_or_refused(
+    server: RunningServer, name: str, plane: str
+) -> None:
+    """One answer, as documented; after a refusal the connection is closed."""
+    lines, statuses = ODD_HEADS[name]
+    url, _ = where(server, plane)
+    head = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n" + lines + b"\r\n"
+    with connected(url) as client, contextlib.suppress(ConnectionError):
+        client.sendall(head)
+        answer = read_answer(client.stream)
+        assert answer.status in statuses, answer.text
+        if answer.status != 200:
+            assert "error" in json.loads(answer.text)
+            assert client.stream.read() == b""
 
 
 def slowly(client: Connection, data: bytes, seconds: float) -> bytes:

@@ -123,6 +123,6 @@ def test_every_fault_has_its_name_and_count():
     """The names are unique, and the counts those of the documentation."""
     assert {name: fault.full_count for name, fault in FAULTS.items()} == {
         "F1": 100, "F2": 50, "F3": 1, "F4": 1, "F5": 1, "F6": 500, "F8": 50, "F9": 5, "F10": 5,
-        "F11": 2000, "F13": 1000, "F14": 2048, "F15": 3, "F16": 10,
+        "F11": 2000, "connects": 50_000, "F13": 1000, "F14": 2048, "F15": 3, "F16": 10,
         "F17": 50, "F19": 1, "F20": 500, "F21": 10_000, "F22": 600, "rolling": 10,
     }  # fmt: skip

@@ -21,6 +21,7 @@ from models.child import InspectionChild, child_environment
 from models.convert.onnx_file import package_onnx
 from models.errors import LoadFailed, MemoryExceeded
 from models.inspect import Limits, inspect_version
+from models.memory import process_memory
 from models.package import BytesObject, Package
 from models.servable import parse_inspection
 from registry.ident import digest_hex
@@ -50,6 +51,30 @@ def folding_bomb(side: int) -> onnx.ModelProto:
         [graphs.value("y", TensorProto.FLOAT, ("N",))],
         [graphs.weights("shape", np.array([side, side], np.int64))],
     )
+
+
+def holding(size_bytes: int) -> onnx.ModelProto:
+    """Return a graph that fills so much memory when it runs, keeps it, and computes for ever."""
+    model = endless_constant()
+    graph = model.graph
+    graph.initializer.append(graphs.weights("count", np.array([size_bytes // 4], np.int64)))
+    graph.initializer.append(graphs.weights("none", np.array([0], np.int64)))
+    value = onnx.numpy_helper.from_array(np.array([1.5], np.float32))
+    nodes = [
+        # By the shape of an input, so that nothing is computed before the run.
+        helper.make_node("Shape", ["x"], ["rows"]),
+        helper.make_node("Mul", ["rows", "none"], ["zeros"]),
+        helper.make_node("Add", ["zeros", "count"], ["shape"]),
+        helper.make_node("ConstantOfShape", ["shape"], ["held"], value=value),
+        helper.make_node("ReduceMax", ["held"], ["start"], keepdims=1),
+    ]
+    loop = next(node for node in graph.node if node.op_type == "Loop")
+    loop.input[2] = "start"
+    for position, node in enumerate(nodes):
+        graph.node.insert(position, node)
+    graph.input.append(graphs.value("x", TensorProto.FLOAT, ("N",)))
+    graph.output.append(graphs.value("held", TensorProto.FLOAT, ("M",)))
+    return model
 
 
 def endless_constant() -> onnx.ModelProto:
@@ -271,6 +296,30 @@ class TestChild:
         os.kill(child, signal.SIGSEGV)
         thread.join(20)
         assert failures == ["the inspection process was killed by SIGSEGV"]
+
+    def test_a_crash_near_the_limit_is_a_lack_of_memory(self, shelf: Shelf) -> None:
+        """Native code that got none uses the pointer all the same: the signal says nothing then."""
+        package = shelf.put(holding(200 * MIB))
+        failures: list[LoadFailed] = []
+
+        def inspect() -> None:
+            try:
+                shelf.inspect(package, timeout_s=100)
+            except LoadFailed as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=inspect)
+        thread.start()
+        while not (child := _child_of(os.getpid())):
+            thread.join(0.01)
+        while (now := process_memory(child)) is None or now.anonymous_bytes < 200 * MIB:
+            assert thread.is_alive()
+            thread.join(0.01)
+        os.kill(child, signal.SIGSEGV)
+        thread.join(20)
+        (error,) = failures
+        assert str(error) == "it ran out of its 256 MiB of private memory and crashed (SIGSEGV)"
+        assert isinstance(error, MemoryExceeded)
 
     def test_the_child_dies_with_its_parent(self, shelf: Shelf) -> None:
         """A server killed with -9 leaves no child that computes for ever."""

@@ -122,6 +122,62 @@ async def test_document_has_a_schema_for_each_answer_and_an_example_for_each_bod
             assert list(problems(content["example"], content["schema"], document)) == [], name
 
 
+async def test_a_change_that_takes_if_match_says_so_and_where_to_get_one(client):
+    """What its header names is the ETag of the answers about the same thing."""
+    document = (await client.get("/openapi.json")).json()
+    takes = {
+        name: operation for name, operation in operations(document).items()
+        if "If-Match" in {parameter["name"] for parameter in operation.get("parameters", ())}
+    }  # fmt: skip
+    assert {operation["operationId"] for operation in takes.values()} == {
+        "set_alias", "delete_alias", "set_route", "delete_route", "roll_back", "set_settings",
+    }  # fmt: skip
+    tagged = {
+        operation["operationId"] for operation in operations(document).values()
+        if "ETag" in operation["responses"].get("200", {}).get("headers", {})
+    }  # fmt: skip
+    assert tagged == {
+        "set_alias", "show_route", "set_route", "roll_back", "show_settings", "set_settings",
+    }  # fmt: skip
+
+
+async def test_links_lead_to_calls_that_there_are(client):
+    """Each names an operation and gives it parameters of its path."""
+    document = (await client.get("/openapi.json")).json()
+    known = {each["operationId"]: each for each in operations(document).values()}
+    links = [
+        link for operation in known.values() for answer in operation["responses"].values()
+        for link in answer.get("links", {}).values()
+    ]  # fmt: skip
+    assert len(links) > 20
+    for link in links:
+        target = known[link["operationId"]]
+        in_path = {each["name"] for each in target["parameters"] if each["in"] == "path"}
+        assert link["parameters"].keys() <= in_path, link
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/admin/v1/gc", b"null"),
+        ("POST", "/admin/v1/verify", b"[]"),
+        ("POST", f"{MODELS}/m/versions/1:plan", b"null"),
+        ("POST", "/v2/repository/index", b"null"),
+        ("POST", "/v2/repository/models/m/load", b'{"parameters": {"unload_dependents": null}}'),
+        ("PUT", f"{MODELS}/m/route", b'{"latest": true, "split": []}'),
+        ("GET", "/admin/v1/console/stream?limit=100001", b""),
+        ("POST", "/admin/v1/verify?reason=x", b""),
+    ],
+)
+async def test_what_the_schema_forbids_is_refused(world, client, method, path, body):
+    """No body is passed over because nothing in it was needed, nor a parameter that is not read."""
+    await world.push("m", b"one")
+    answer = await client.request(
+        method, path, content=body, headers={"content-type": "application/json"}
+    )
+    assert answer.status_code == 400, answer.text
+
+
 async def test_example_of_a_manifest_is_one(client):
     """What is copied from the page is read by the server."""
     document = (await client.get("/openapi.json")).json()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
+from dataclasses import replace
 
 import pytest
 
@@ -141,6 +142,19 @@ async def test_c02_inspection_that_outgrows_the_free_budget_is_refused_with_the_
     assert world.control.status("m", 1)[0] == "FAILED"
     world.inspector.outgrown.clear()
     await world.load("m", 1)
+
+
+async def test_an_inspection_that_outgrows_its_setting_names_the_setting(world):
+    """More room would not help then: the reason says what would."""
+    world.settings = replace(world.settings, inspect_memory=1 << 20)
+    await world.restart()
+    await world.push("m", b"graph")
+    world.inspector.outgrown.add("sha256:" + hashlib.sha256(b"graph").hexdigest())
+
+    with pytest.raises(LoadFailed, match="needs more: raise the setting inspect_memory"):
+        await world.load("m", 1)
+
+    assert world.inspector.limits == [1 << 20]
 
 
 async def test_private_memory_counts_for_each_worker(world):

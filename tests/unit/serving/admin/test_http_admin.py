@@ -687,9 +687,11 @@ async def test_an_upgrade_is_begun_or_says_why_not(world, client):
         begun.set()
 
     world.control.on_upgrade(begin)
-    answer = await client.post("/admin/v1/server:upgrade")
+    answer = await client.post("/admin/v1/server:upgrade", params={"reason": "0.2 is out"})
     assert (answer.status_code, answer.json()) == (200, {"pid": os.getpid(), "workers": [41]})
     assert begun.is_set()
+    events = (await client.get("/admin/v1/events")).json()["events"]
+    assert [(each["kind"], each["reason"]) for each in events] == [("upgrade", "0.2 is out")]
 
 
 async def test_changes_wait_while_another_server_s_workers_serve(world):
