@@ -120,12 +120,16 @@ def test_f23_a_broken_promise_is_found(
 ) -> None:
     """Answers of others, memory that is kept and a damaged object turn their rule red, no other."""
     broken.write_text(promise)
+    assert broken_lab.shared is not None
+    victim = max((broken_lab.shared.store / "objects").iterdir())
+    whole = victim.read_bytes()
     if promise == "damage":
-        assert broken_lab.shared is not None
-        victim = max((broken_lab.shared.store / "objects").iterdir())
         victim.chmod(0o600)
-        victim.write_bytes(victim.read_bytes()[::-1])
+        victim.write_bytes(whole[::-1])
     outcome = FAULTS["F13"].run(broken_lab, 2)
+    if promise == "damage":
+        # The next start would refuse it, and others use this server after us.
+        victim.write_bytes(whole)
     assert {key for key, verdict in outcome.verdicts.items() if verdict == BROKEN} == {letter}
 
 

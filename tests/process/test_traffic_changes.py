@@ -75,6 +75,7 @@ def test_the_documented_commands_do_what_they_are_said_to_do(
 
 def test_change_of_route_with_a_hanging_worker_holds_everywhere(server: RunningServer) -> None:
     """It is answered when the worker was replaced, and then nobody routes by the old state."""
+    server.expect(server.admin("PUT", ROUTE, json=whole(1)))
     stopped = server.worker_pids()[1]
     os.kill(stopped, signal.SIGSTOP)
 

@@ -172,7 +172,7 @@ async def test_a_generation_is_taken_when_every_listening_worker_routes_by_it() 
 
 async def test_a_killed_worker_comes_back_with_the_target(caplog: pytest.LogCaptureFixture) -> None:
     """Its sibling goes on; slot and log show the reason, the restart and the new process."""
-    caplog.set_level(logging.INFO, "serving.workers.supervisor")
+    caplog.set_level(logging.INFO, "serving.workers")
     async with fleet() as it:
         it.supervisor.publish(target(3, A1))
         it.supervisor.start()
