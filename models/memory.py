@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import Final
 
 _SMAPS_ROLLUP: Final = Path("/proc/self/smaps_rollup")
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+_LEAST_KEPT_BYTES: Final = 128 << 10
+_MOST_UNMAPPED_BYTES: Final = 32 << 20
 _STATUS: Final = "/proc/{pid}/status"
 
 
@@ -16,11 +20,32 @@ def trim() -> None:
     """Give freed heap memory back to the system; does nothing where the C library cannot.
 
     A tree ensemble that was loaded or dropped leaves gigabytes in malloc's free lists. They would
-    count against the budget until something else happened to reuse them.
+    count against the budget until something else happened to reuse them. What is free at the end
+    of an arena is given back only of the arena of this thread.
     """
-    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if malloc_trim is not None:
-        malloc_trim(0)
+    libc = ctypes.CDLL(None)
+    malloc_trim = getattr(libc, "malloc_trim", None)
+    if malloc_trim is None:
+        return
+    malloc_trim(0)
+    _trim_end_of_arena(libc)
+
+
+def _trim_end_of_arena(libc: ctypes.CDLL) -> None:
+    """Let the allocator look at the end of this thread's arena, which malloc_trim leaves as it is.
+
+    It looks when a large piece beside it is freed, and keeps less than its threshold. Where that
+    was ever set, malloc no longer raises it and the size from which it maps pieces by itself; so
+    both are set to the most that it would raise them to, which it does soon after a load.
+    """
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
+    libc.free.argtypes = (ctypes.c_void_p,)
+    libc.mallopt(_M_MMAP_THRESHOLD, _MOST_UNMAPPED_BYTES)
+    libc.mallopt(_M_TRIM_THRESHOLD, _LEAST_KEPT_BYTES)
+    try:
+        libc.free(libc.malloc(_MOST_UNMAPPED_BYTES // 2))
+    finally:
+        libc.mallopt(_M_TRIM_THRESHOLD, 2 * _MOST_UNMAPPED_BYTES)
 
 
 def anonymous_bytes() -> int:

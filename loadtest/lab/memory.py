@@ -76,8 +76,8 @@ def allowed_pss_bytes(in_use: int, private: int, workers: int) -> float:
     return PSS_FACTOR * in_use + WORKER_BYTES * workers + private
 
 
-def unreleased_share(before: Held, loaded: Held, after: Held, reserved_bytes: int = 0) -> float:
-    """Return how much of what a load took its unload left; raises ValueError if it took nothing.
+def taken_bytes(before: Held, loaded: Held, reserved_bytes: int = 0) -> int:
+    """Return what a load took; raises ValueError if that was nothing.
 
     Mapped weights that nobody read yet are in no process; ``reserved_bytes`` of the budget count
     where they are more than what the processes grew by.
@@ -85,4 +85,10 @@ def unreleased_share(before: Held, loaded: Held, after: Held, reserved_bytes: in
     took = max(loaded.pss_bytes - before.pss_bytes, reserved_bytes)
     if took <= 0:
         raise ValueError(f"the load took {took} bytes: there is nothing to give back")
+    return took
+
+
+def unreleased_share(before: Held, loaded: Held, after: Held, reserved_bytes: int = 0) -> float:
+    """Return how much of what a load took its unload left; raises ValueError if it took nothing."""
+    took = taken_bytes(before, loaded, reserved_bytes)
     return max(0, after.pss_bytes - before.pss_bytes) / took
