@@ -20,24 +20,24 @@ def trim() -> None:
     """Give freed heap memory back to the system; does nothing where the C library cannot.
 
     A tree ensemble that was loaded or dropped leaves gigabytes in malloc's free lists. They would
-    count against the budget until something else happened to reuse them. What is free at the end
-    of an arena is given back only of the arena of this thread.
+    count against the budget until something else happened to reuse them.
+    """
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:
+        malloc_trim(0)
+
+
+def trim_end_of_arena() -> None:
+    """Give back what is free at the end of this thread's arena, which ``trim`` leaves as it is.
+
+    The allocator looks there when a large piece beside it is freed, and keeps less than its
+    threshold. Once that was set it is no longer adapted, nor is the size from which pieces are
+    mapped; so both are set to the most that they adapt to, where one large load takes them anyway.
+    Not for a process that loaded nothing large: it would keep more from then on.
     """
     libc = ctypes.CDLL(None)
-    malloc_trim = getattr(libc, "malloc_trim", None)
-    if malloc_trim is None:
+    if not hasattr(libc, "malloc_trim"):
         return
-    malloc_trim(0)
-    _trim_end_of_arena(libc)
-
-
-def _trim_end_of_arena(libc: ctypes.CDLL) -> None:
-    """Let the allocator look at the end of this thread's arena, which malloc_trim leaves as it is.
-
-    It looks when a large piece beside it is freed, and keeps less than its threshold. Where that
-    was ever set, malloc no longer raises it and the size from which it maps pieces by itself; so
-    both are set to the most that it would raise them to, which it does soon after a load.
-    """
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
     libc.free.argtypes = (ctypes.c_void_p,)
     libc.mallopt(_M_MMAP_THRESHOLD, _MOST_UNMAPPED_BYTES)

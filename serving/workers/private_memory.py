@@ -6,9 +6,14 @@ import os
 import resource
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
-from models.memory import anonymous_bytes, private_writable_bytes, trim
+from models.memory import anonymous_bytes, private_writable_bytes, trim, trim_end_of_arena
 from serving.fleet import VersionKey
+
+
+# What moves so much has freed pieces that large that malloc keeps the most it ever keeps.
+_LARGE_BYTES: Final = 16 * 2**20
 
 
 def settled_bytes() -> int:
@@ -66,9 +71,13 @@ class PrivateMemory:
     """
 
     def __init__(
-        self, measure: Callable[[], int] = settled_bytes, bound: DataLimit | None = None
+        self,
+        measure: Callable[[], int] = settled_bytes,
+        bound: DataLimit | None = None,
+        give_back: Callable[[], None] = trim_end_of_arena,
     ) -> None:
         self._measure = measure
+        self._give_back = give_back
         self._bound = bound or DataLimit(0)
         self._moved_bytes = 0
         self._before_bytes = 0
@@ -99,6 +108,9 @@ class PrivateMemory:
 
     def _end(self) -> tuple[int, int]:
         after_bytes = self._measure()
+        if abs(after_bytes - self._before_bytes) >= _LARGE_BYTES:
+            self._give_back()
+            after_bytes = self._measure()
         self._bound.set()
         change_bytes = after_bytes - self._before_bytes
         self._moved_bytes += change_bytes

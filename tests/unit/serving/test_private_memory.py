@@ -77,3 +77,22 @@ def test_a_heap_that_shrank_meanwhile_is_not_a_negative_size():
     memory = PrivateMemory(scale)
     assert load(memory, scale, A, -50) == 0
     assert unload(memory, scale, A, 10) == 0
+
+
+def test_what_the_allocator_keeps_of_a_large_change_is_given_back_before_it_counts() -> None:
+    """Small changes are left alone: what it keeps of them is used again."""
+    scale = Scale()
+    kept = 0
+
+    def give_back() -> None:
+        nonlocal kept
+        scale.bytes -= kept
+        kept = 0
+
+    memory = PrivateMemory(scale, give_back=give_back)
+    kept = 30 << 20
+    assert load(memory, scale, A, 100 << 20) == 70 << 20
+    kept = 1 << 20
+    assert unload(memory, scale, A, 69 << 20) == 0
+    kept = 1 << 20
+    assert load(memory, scale, B, 15 << 20) == 15 << 20
