@@ -11,7 +11,6 @@ from typing import Final
 from models.memory import anonymous_bytes, private_writable_bytes, trim, trim_end_of_arena
 from serving.fleet import VersionKey
 
-
 # What moves so much has freed pieces that large that malloc keeps the most it ever keeps.
 _LARGE_BYTES: Final = 16 * 2**20
 
