@@ -178,6 +178,7 @@ class ControlPlane:
                 "UNLOADED"
             )
         await self.writer.delete_version(model, version, actor, reason)
+        self.ledger.deleted((model, version))
 
     # The workers
 

@@ -139,6 +139,12 @@ class Ledger:
         """Stop counting a version that every worker gave back."""
         self._leaving.pop(key, None)
 
+    def deleted(self, key: Key) -> None:
+        """Forget what was found out about a version: its number never comes back."""
+        self._known.pop(key, None)
+        for measured in [each for each in self._measured if each[0] == key]:
+            del self._measured[measured]
+
     def held(self) -> dict[Key, Footprint]:
         """Return what is reserved now: what is wanted, being loaded, or still leaving."""
         writer = self._writer

@@ -44,7 +44,8 @@ class Operation:
     reason: str = ""
     ended: str | None = None
     error: Exception | None = None
-    _done: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
+    # Of one that ended only the facts are kept: an Event takes more than all of them.
+    _done: asyncio.Event | None = field(default_factory=asyncio.Event, repr=False)
 
     @property
     def is_running(self) -> bool:
@@ -58,6 +59,8 @@ class Operation:
 
     async def wait(self, timeout_s: float | None = None) -> bool:
         """Return whether it ended within the time; None waits for the end."""
+        if self._done is None:
+            return True
         try:
             async with asyncio.timeout(timeout_s):
                 await self._done.wait()
@@ -74,7 +77,11 @@ class Operation:
             self.state, self.stage, self.progress = SUCCEEDED, "done", 1.0
         else:
             self.state, self.error, self.reason = FAILED, error, message_of(error)
-        self._done.set()
+            # Whatever the frames of its traceback held would live as long as the list remembers.
+            error.__traceback__ = error.__cause__ = error.__context__ = None
+        if self._done is not None:
+            self._done.set()
+            self._done = None
 
     def to_json(self) -> JsonObject:
         """Return the JSON form that users see."""

@@ -12,9 +12,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Final
+from weakref import WeakValueDictionary
 
 from models.errors import LoadFailed, MemoryExceeded, OutOfMemory
 from models.servable import Inspection
@@ -77,7 +77,8 @@ class VersionLoads:
         self._forms = PackedForms(writer, ledger.budget_bytes, self._hold)
         self._inspect_memory_bytes = inspect_memory_bytes
         self._few_loads = asyncio.Semaphore(concurrent_loads)
-        self._one_operation: defaultdict[Key, asyncio.Lock] = defaultdict(asyncio.Lock)
+        # A lock lives as long as somebody holds it or waits for it.
+        self._locks: WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()
         self.load_s = self._workers.load_s
         self.loads_ended: dict[str, int] = {"succeeded": 0, "failed": 0}
 
@@ -87,7 +88,7 @@ class VersionLoads:
         One that was loaded before and waits for memory goes on waiting where there is still none.
         """
         key = (operation.model, operation.version)
-        async with self._one_operation[key]:
+        async with self._one_operation(key):
             if self._writer.status(key)[0] is State.READY:
                 return
             operation.at("waiting for another load", 0.0)
@@ -114,7 +115,7 @@ class VersionLoads:
     async def unload(self, operation: Operation, actor: Actor, reason: str) -> None:
         """Take a version out of memory; ends when every worker has given it back."""
         key = (operation.model, operation.version)
-        async with self._one_operation[key]:
+        async with self._one_operation(key):
             model = self._writer.state.model(key[0])
             if key[1] in model.loaded or key[1] in model.failed:
                 operation.at("draining", 0.1)
@@ -128,6 +129,9 @@ class VersionLoads:
                     await self._watch.prove_unload(key, own)
                 return
             await self._workers.drained(key)
+
+    def _one_operation(self, key: Key) -> asyncio.Lock:
+        return self._locks.setdefault(key, asyncio.Lock())
 
     async def _load(self, key: Key, operation: Operation, actor: Actor, reason: str) -> None:
         writer, ledger = self._writer, self._ledger
@@ -293,7 +297,7 @@ class VersionLoads:
         for batch in restore_batches(self._writer):
             async with contextlib.AsyncExitStack() as stack:
                 for key in batch:
-                    await stack.enter_async_context(self._one_operation[key])
+                    await stack.enter_async_context(self._one_operation(key))
                 await stack.enter_async_context(self._few_loads)
                 await self._restore([key for key in batch if key in self._writer.restoring])
         self._writer.is_restored = True

@@ -47,8 +47,10 @@ class Deadlines:
             del self._due_s[name]
 
     def stop(self) -> None:
-        """Forget all of them and give the timer back."""
+        """Forget all of them and give the timer back; none may be set after it."""
         self._due_s.clear()
+        # The connection's own method: it would wait for the garbage collector with all that it has.
+        self._on_due = _nothing_due
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -69,3 +71,7 @@ class Deadlines:
                 self._on_due(name)
         if self._due_s and self._timer is None:
             self._arm(min(self._due_s.values()))
+
+
+def _nothing_due(_: str) -> None:
+    return None

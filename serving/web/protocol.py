@@ -12,6 +12,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any, ClassVar, Final
 
+from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
+
 from serving.errors import message_of, status_of
 from serving.web import departure, head
 from serving.web.cycle import AnswerTransport, Cycle, Flow
@@ -40,6 +42,8 @@ class RamrackHttpProtocol(TimedConnection):
     heads: ClassVar[head.AnswerHeads] = head.AnswerHeads()
     known: ClassVar[KnownHeads] = KnownHeads()
 
+    # How long the client had the connection and sent nothing, before this took it over.
+    silent_s: float = 0.0
     cycle: Cycle | None  # type: ignore[assignment]  # the newest request of the application
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -56,11 +60,16 @@ class RamrackHttpProtocol(TimedConnection):
     # What the event loop calls
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a new connection; its first head is due in header_timeout_s."""
-        super().connection_made(transport)
+        """Take a connection; its first head is due header_timeout_s after it was accepted."""
+        self.connections.add(self)
+        self.transport = transport
         self.flow = self._flow = Flow(transport)
-        self._await_head()
-        self._deadlines.set("idle", self.limits.keep_alive_s)
+        self.server = get_local_addr(transport)
+        self.client = get_remote_addr(transport)
+        self.scheme = "https" if is_ssl(transport) else "http"
+        self._is_head_due = True
+        self._deadlines.set("head", self.limits.header_timeout_s - self.silent_s)
+        self._deadlines.set("idle", self.limits.keep_alive_s - self.silent_s)
 
     def data_received(self, data: bytes) -> None:
         """Take what came; a packet that is one request with a known head is not parsed.
@@ -120,6 +129,8 @@ class RamrackHttpProtocol(TimedConnection):
         active, self._active = self._active, None
         if active is not None:
             active.leave()
+        # Requests know their connection; without these it goes at once, not with the next garbage.
+        self.cycle = self._newest = None
 
     def pause_writing(self) -> None:
         """Note that the peer does not read; it has write_timeout_s to take something."""

@@ -17,6 +17,7 @@ from serving.web.head import AnswerHeads
 from serving.web.known_heads import KnownHeads
 from serving.web.parsing import HttpLimits
 from serving.web.protocol import RamrackHttpProtocol
+from serving.web.silent import SilentConnection, SilentConnections
 from serving.web.sockets import BACKLOG, refuse_new_connections, waiting_connections
 
 # Handshakes that were under way when the kernel began to refuse new ones end within this.
@@ -32,7 +33,8 @@ class HttpServer(uvicorn.Server):
 
     uvicorn's signal handlers and its own stop are left out: the first would race with those of the
     process, the second resets connections that wait in the kernel's queue. ``lane``: what answers
-    some requests past the application.
+    some requests past the application. ``protocol_class``: what a connection is from its first
+    byte on.
     """
 
     def __init__(
@@ -60,11 +62,13 @@ class HttpServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=Protocol,
+                http=self._silent,  # type: ignore[arg-type]  # uvicorn only calls it
                 ws="none",
                 lifespan="off",
                 loop="none",
                 log_config=None,
+                # Without one it has a line ready for each connection, which is not logged.
+                log_level=settings.log_level,
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
@@ -74,6 +78,8 @@ class HttpServer(uvicorn.Server):
             )
         )
         self._listener: socket.socket | None = None
+        self.protocol_class = Protocol
+        self._silence: SilentConnections | None = None
         self._queue: ConnectionQueue | None = None
         self._adoptions: set[asyncio.Task[Any]] = set()
         self._ticks: asyncio.Task[None] | None = None
@@ -93,6 +99,20 @@ class HttpServer(uvicorn.Server):
         if queue is not None:
             self._queue = queue
             asyncio.get_running_loop().add_reader(queue.receiver_fd, self._adopt_waiting)
+
+    def _silent(self, **_: object) -> asyncio.Protocol:
+        if self._silence is None:
+            limits = self.protocol_class.limits
+            self._silence = SilentConnections(
+                asyncio.get_running_loop(), self._usual,
+                min(limits.header_timeout_s, limits.keep_alive_s), self.server_state.connections,
+            )  # fmt: skip
+        return SilentConnection(self._silence)
+
+    def _usual(self) -> RamrackHttpProtocol:
+        return self.protocol_class(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
 
     async def drain(self, timeout_s: float, *, is_lasting: bool = False) -> bool:
         """Accept what the kernel accepted, answer everything, close; return whether all ended.
@@ -149,6 +169,8 @@ class HttpServer(uvicorn.Server):
             asyncio.get_running_loop().remove_reader(self._queue.receiver_fd)
         for server in self.servers:
             server.close()
+        if self._silence is not None:
+            self._silence.stop()
         self._listener = None
         self.should_exit = True
 
@@ -179,15 +201,10 @@ class HttpServer(uvicorn.Server):
             task.add_done_callback(self._adoptions.discard)
 
     async def _adopt(self, sock: socket.socket) -> None:
-        def protocol() -> asyncio.Protocol:
-            return self.config.http_protocol_class(  # type: ignore[call-arg]
-                config=self.config, server_state=self.server_state, app_state=self.lifespan.state
-            )
-
         # One whose client left meanwhile is no loss.
         with contextlib.suppress(OSError):
             sock.setblocking(False)
-            await asyncio.get_running_loop().connect_accepted_socket(protocol, sock)
+            await asyncio.get_running_loop().connect_accepted_socket(self._silent, sock)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

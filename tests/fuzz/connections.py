@@ -67,6 +67,7 @@ class _Transport(asyncio.Transport):
         super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
         self.said = bytearray()
         self.is_closed = False
+        self.protocol: Any = None
 
     def write(self, data: Any) -> None:
         self.said += data
@@ -98,7 +99,7 @@ class _Transport(asyncio.Transport):
         return None
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        return None
+        self.protocol = protocol
 
 
 class OneConnection:
@@ -122,17 +123,17 @@ class OneConnection:
     async def talk(self, pieces: Sequence[bytes]) -> list[bytes]:
         """Return the answers to what is sent, without what changes from one time to the next."""
         state = self._server.server_state
-        protocol: Any = self._server.config.http_protocol_class(  # type: ignore[call-arg]
+        transport = _Transport()
+        transport.protocol = self._server.config.http_protocol_class(  # type: ignore[call-arg]
             config=self._server.config, server_state=state, app_state={}
         )
-        transport = _Transport()
-        protocol.connection_made(transport)
+        transport.protocol.connection_made(transport)
         for piece in pieces:
             if not transport.is_closed:
-                protocol.data_received(piece)
+                transport.protocol.data_received(piece)
                 await self._quiet(transport)
         await self._quiet(transport)
-        protocol.connection_lost(None)
+        transport.protocol.connection_lost(None)
         while state.tasks:
             await asyncio.wait(state.tasks)
         if state.connections or state.tasks:

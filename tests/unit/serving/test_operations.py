@@ -11,6 +11,7 @@ from registry.errors import NotFound
 from serving.control import operations
 from serving.control.operations import Operations
 from serving.errors import QueueFull
+from tests.growth import live_objects
 
 
 def made(max_running: int = 2) -> Operations:
@@ -31,6 +32,30 @@ async def test_operation_ends_once():
     assert operation.to_json() == {
         "id": operation.id, "kind": "load", "model": "m", "version": 1, "state": "failed",
         "progress": 0.0, "stage": "waiting", "reason": "refused", "started": "t1", "ended": "t2",
+    }  # fmt: skip
+
+
+async def test_what_ended_is_kept_as_facts_alone():
+    """The list remembers a thousand: nothing to wait by, and nothing that a failure looked at."""
+    all_of_them = made()
+
+    def failure() -> LoadFailed:
+        looked_at = made()  # stands for the manifest and the plan of a load
+        try:
+            try:
+                looked_at.get("nobody")
+            except NotFound as error:
+                raise LoadFailed("refused") from error
+        except LoadFailed as error:
+            return error
+
+    before = live_objects()
+    ended = [all_of_them.begin("load", "m", 1)]
+    all_of_them.end(ended[0], failure())
+
+    assert await ended[0].wait(0) is True
+    assert live_objects() - before == {
+        "serving.control.operations.Operation": 1, "models.errors.LoadFailed": 1,
     }  # fmt: skip
 
 

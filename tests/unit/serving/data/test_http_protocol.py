@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import weakref
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -96,6 +98,46 @@ def said(response: Response) -> dict[str, Any]:
 
 
 OFFER = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAEAAEAAAAIAAAAB")
+
+
+@pytest.mark.parametrize(
+    "sent", [b"GET /v2 HT", b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n"], ids=["begun", "answered"]
+)
+async def test_what_a_client_leaves_behind_needs_no_garbage_collection(
+    echo: Served, sent: bytes
+) -> None:
+    """A storm of clients that come and go makes no garbage that a collection has to find."""
+    connections = echo.server.server_state.connections
+    gc.collect()
+    gc.disable()
+    try:
+        client = await echo.connect()
+        await client.send(sent)
+        await until(lambda: any(isinstance(c, echo.server.protocol_class) for c in connections))
+        kept = weakref.ref(next(iter(connections)))
+        if sent.endswith(b"\r\n\r\n"):
+            await client.response()
+        await client.close()
+        await until(lambda: kept() is None)
+    finally:
+        gc.enable()
+
+
+async def test_no_state_is_made_of_a_client_that_only_connects(echo: Served) -> None:
+    """It costs little more than the accept; with its first byte it is a connection as any other."""
+    silent, speaking = await echo.connect(), await echo.connect()
+    connections = echo.server.server_state.connections
+    await until(lambda: len(connections) == 2)
+    assert not any(isinstance(each, echo.server.protocol_class) for each in connections)
+
+    await speaking.send(b"G")
+    await until(lambda: any(isinstance(c, echo.server.protocol_class) for c in connections))
+    assert len(connections) == 2
+    await speaking.send(b"ET /a HTTP/1.1\r\nHost: h\r\n\r\n")
+    assert (await speaking.response()).status == 200
+
+    await silent.close()
+    await until(lambda: len(connections) == 1)
 
 
 async def test_an_h2c_offer_is_ignored_and_the_request_answered(echo: Served) -> None:

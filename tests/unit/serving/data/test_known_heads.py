@@ -65,7 +65,7 @@ async def known(served: Served, data: bytes) -> Connection:
 
 
 def table(served: Served) -> dict[bytes, object]:
-    found: dict[bytes, object] = served.server.config.http_protocol_class.known.by_bytes  # type: ignore[union-attr]
+    found: dict[bytes, object] = served.server.protocol_class.known.by_bytes
     return found
 
 
