@@ -18,7 +18,8 @@ _FOREVER: Final = 1 << 40
 # A run is told to end at max_run_s; a worker that is busy with others notices a little later.
 _ENDED_S: Final = MAX_RUN_S + 3.0
 _WAVE: Final = 100
-_FIRST: Final = 500
+# What so many leave at once fills heaps anew for some thousand clients; it levels off after that.
+_FIRST: Final = 2000
 _MOST_COMPUTED: Final = 0.25
 
 
