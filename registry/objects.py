@@ -14,7 +14,7 @@ import os
 import stat
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -61,12 +61,15 @@ class ObjectPool:
         """Return where the object of a digest lies, present or not."""
         return self._dir / digest_hex(digest)
 
-    def size(self, digest: str) -> int | None:
-        """Return the object's size and renew its lease; None where it must be uploaded."""
+    def size(self, digest: str, expected_bytes: int | None = None) -> int | None:
+        """Return the object's size and renew its lease; None where it must be uploaded.
+
+        ``expected_bytes``: what it should be, if known; one of another size is damaged.
+        """
         check_digest(digest)
         with self._lock:
             status = self._present(digest)
-            if status is None:
+            if status is None or expected_bytes not in (None, status.st_size):
                 return None
             self._renew(digest)
             return status.st_size
@@ -155,8 +158,9 @@ class ObjectPool:
         is_thorough: bool,
         progress: Callable[[int], None] | None = None,
     ) -> None:
-        """Raise Corrupt for the first object that is not what its digest says.
+        """Raise Corrupt where objects are not what their digests say, after a look at all of them.
 
+        It names the first, and how many more there are: whoever sends objects again sends all.
         Not thorough: an object that has not been touched since it was last hashed in this process
         is taken as good. ``progress`` gets the bytes done so far, skipped objects included.
         """
@@ -168,13 +172,42 @@ class ObjectPool:
             if progress:
                 progress(done)
 
+        found: list[Corrupt] = []
         for digest in digests:
             check_digest(digest)
             status = None if is_thorough else self._unchanged(digest)
             if status is not None:
                 hashed(status.st_size)
-            else:
+                continue
+            try:
                 self._rehash(digest, hashed)
+            except Corrupt as error:
+                found.append(error)
+        if len(found) > 1:
+            raise Corrupt(f"{found[0]}; {len(found) - 1} more are damaged or missing") from found[0]
+        if found:
+            raise found[0]
+
+    def find_damage(self, sizes: Mapping[str, int | None], *, is_suspect: bool) -> None:
+        """Hash objects that are there, so that the damaged ones among them count as absent.
+
+        ``sizes``: what each object should have; one of which that is not known (None) is hashed.
+        The others are not unless ``is_suspect``, or one of all is known to be damaged or has
+        another size. Those untouched since they were last hashed are skipped.
+        """
+        there, unsized = [], []
+        for digest, expected_bytes in sizes.items():
+            with self._lock:
+                is_suspect |= digest in self._damaged
+                status = self._present(digest)
+            if status is not None:
+                there.append(digest)
+                if expected_bytes is None:
+                    unsized.append(digest)
+                else:
+                    is_suspect |= expected_bytes != status.st_size
+        with suppress(Corrupt):
+            self.verify(there if is_suspect else unsized, is_thorough=False)
 
     def collect(self, is_used: Callable[[str], bool]) -> tuple[int, int]:
         """Drop what nobody uses; return how many objects and bytes. Safe beside everything."""

@@ -152,9 +152,22 @@ class Store:
     def object_size(self, digest: str) -> int | None:
         """Return an object's size, None where it is not there (or damaged): then upload it.
 
+        One that has not the size that a version's manifest says is damaged.
         Keeps the object from ``gc`` for the next 15 minutes.
         """
-        return self._objects.size(digest)
+        return self._objects.size(digest, self._versions.object_bytes(digest))
+
+    def find_damage(self, manifest: Manifest) -> None:
+        """Have the damaged objects of a manifest count as absent, so that ``publish`` names all.
+
+        Reads objects only where there is cause: one of them is known to be damaged or has another
+        size than the manifest says, or the version is there already, for a push that is repeated
+        is how a person mends a store. Those hashed before and untouched since are not read.
+        """
+        # A manifest does not say how large its graph is, and the record will vouch for its size.
+        sizes: dict[str, int | None] = {manifest.graph: self._versions.object_bytes(manifest.graph)}
+        sizes |= {entry.digest: entry.size_bytes for entry in manifest.tensors}
+        self._objects.find_damage(sizes, is_suspect=self._versions.holds(manifest))
 
     def begin_upload(self, digest: str, size_bytes: int | None = None) -> Upload:
         """Return a context manager that takes the bytes of an object.
@@ -194,7 +207,7 @@ class Store:
         thorough: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> None:
-        """Raise Corrupt, naming it and what is wrong, for the first object that is not right.
+        """Raise Corrupt where objects are not right, naming the first one and what is wrong.
 
         Unless ``thorough``, objects untouched since this process last hashed them are skipped.
         ``progress`` gets the bytes done so far; at the end that is the sum of all sizes.

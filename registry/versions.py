@@ -58,6 +58,7 @@ class VersionTable:
         self._damaged: dict[tuple[str, int], str] = {}
         self._events: dict[tuple[str, int], JsonObject] = {}
         self._uses: Counter[str] = Counter()
+        self._object_bytes: dict[str, int] = {}
         self._durable_folders: set[str] = set()
         self._load()
 
@@ -90,6 +91,16 @@ class VersionTable:
     def is_used(self, digest: str) -> bool:
         """Tell whether a version needs the object."""
         return self._uses[digest] > 0
+
+    def object_bytes(self, digest: str) -> int | None:
+        """Return how large an object is that a version needs; None where no version says."""
+        return self._object_bytes.get(digest)
+
+    def holds(self, manifest: Manifest) -> bool:
+        """Tell whether a publish of the manifest would make no new version."""
+        digest = manifest.digest
+        records = self._records.get(manifest.model, {})
+        return any(record.digest == digest for record in records.values())
 
     def used_digests(self) -> tuple[str, ...]:
         """Return every object that a version needs, in order."""
@@ -211,6 +222,7 @@ class VersionTable:
             self._events[key] = event
         self._highest[record.model] = max(self._highest.get(record.model, 0), record.version)
         self._uses.update(record.manifest.object_digests)
+        self._object_bytes.update(_object_bytes(record))
         records = {**self._records.get(record.model, {}), record.version: record}
         self._records = {**self._records, record.model: records}
 
@@ -226,6 +238,7 @@ class VersionTable:
             self._uses[digest] -= 1
             if not self._uses[digest]:
                 del self._uses[digest]
+                self._object_bytes.pop(digest, None)
 
     def _load(self) -> None:
         with disk_errors("list the models"):
@@ -280,6 +293,13 @@ def _check_sizes(manifest: Manifest, sizes: Mapping[str, int]) -> None:
                 f"manifest: tensors[{index}].bytes {entry.size_bytes} is wrong: "
                 f"object {entry.digest} has {sizes[entry.digest]}"
             )
+
+
+def _object_bytes(record: VersionRecord) -> dict[str, int]:
+    sizes = {entry.digest: entry.size_bytes for entry in record.manifest.tensors}
+    # The manifest does not say how large the graph is: it is what the record counts beside them.
+    sizes.setdefault(record.manifest.graph, record.disk_bytes - sum(sizes.values()))
+    return sizes
 
 
 def _document_of(record: VersionRecord, event: JsonObject | None) -> JsonObject:

@@ -25,6 +25,7 @@ _INITIALIZER: Final = 5
 _RAW_DATA: Final = 9
 _EXTERNAL_DATA: Final = 13
 _DATA_LOCATION: Final = 14
+_VARINT: Final = 0
 _LENGTH: Final = 2
 _MAX_VARINT_BYTES: Final = 10
 
@@ -95,6 +96,9 @@ def _tensor(data: mmap.mmap, tensor: _Field) -> bytearray | None:
             if raw is not None:
                 raise _Odd
             raw = field
+        elif field.number == _DATA_LOCATION and _is_default(data, field):
+            # A model loaded from external data and saved in one file says so of every weight.
+            continue
         elif field.number in (_EXTERNAL_DATA, _DATA_LOCATION):
             return None
         elif field.end - field.start >= OBJECT_THRESHOLD_BYTES:
@@ -112,12 +116,20 @@ def _tensor(data: mmap.mmap, tensor: _Field) -> bytearray | None:
     return out
 
 
+def _is_default(data: mmap.mmap, location: _Field) -> bool:
+    """Return whether a data location says that the values are in the message, as no word does."""
+    if location.wire_type != _VARINT:
+        return False
+    value, _ = _varint(data, location.start, location.end)
+    return value == onnx.TensorProto.DEFAULT
+
+
 def _fields(data: mmap.mmap, position: int, end: int) -> Iterator[_Field]:
     while position < end:
         begin = position
         key, position = _varint(data, position, end)
         wire_type, start = key & 7, position
-        if wire_type == 0:
+        if wire_type == _VARINT:
             _, position = _varint(data, position, end)
         elif wire_type == 1:
             position += 8

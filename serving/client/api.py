@@ -109,15 +109,19 @@ class AdminClient(_Client):
         """Return one version."""
         return self._get(_version(name, version))
 
-    def has_object(self, digest: str) -> bool:
-        """Return whether the server holds the object; it then keeps it for the push under way."""
+    def has_object(self, digest: str, size_bytes: int | None = None) -> bool:
+        """Return whether the server holds the object; it then keeps it for the push under way.
+
+        One that has not ``size_bytes``, if given, is damaged there and does not count.
+        """
         try:
-            self.http.call("HEAD", f"/admin/v1/blobs/{digest}")
+            response = self.http.call("HEAD", f"/admin/v1/blobs/{digest}")
         except ClientError as error:
             if error.status == 404:
                 return False
             raise
-        return True
+        held = response.headers.get("content-length")
+        return held is None or size_bytes is None or held == str(size_bytes)
 
     def put_object(
         self, digest: str, size_bytes: int, chunks: Callable[[], Iterator[bytes]]
@@ -126,8 +130,11 @@ class AdminClient(_Client):
         self.http.put_stream(f"/admin/v1/blobs/{digest}", chunks, size_bytes)
 
     def register(self, name: str, manifest: Document, reason: str = "") -> Document:
-        """Register a manifest whose objects are all there; returns version, digest, created."""
-        return self._post(f"{_model(name)}/versions", manifest, reason)
+        """Register a manifest whose objects are all there; returns version, digest, created.
+
+        Where the version is there already or something is damaged, the server hashes its objects.
+        """
+        return self._post(f"{_model(name)}/versions", manifest, reason, read_timeout_s=None)
 
     def load(
         self,

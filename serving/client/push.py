@@ -73,7 +73,8 @@ def push_package(
     try:
         answer = client.register(manifest.model, manifest.to_json(), reason)
     except ClientError as error:
-        # A clean-up on the server may have taken an object between our question and this call.
+        # A clean-up on the server may have taken an object between our question and this call,
+        # or it has only now read those that it held and found some damaged: it names them all.
         again = [sources[d] for d in error.document.get("missing", ()) if d in sources]
         if error.status != 409 or not again:
             raise
@@ -93,7 +94,7 @@ def push_package(
 
 
 def _absent(client: AdminClient, sources: Sequence[ObjectSource]) -> list[ObjectSource]:
-    held = _in_parallel(lambda source: client.has_object(source.digest), sources)
+    held = _in_parallel(lambda source: client.has_object(source.digest, source.size_bytes), sources)
     return [source for source, is_held in zip(sources, held, strict=True) if not is_held]
 
 

@@ -160,6 +160,8 @@ class ControlPlane:
 
         Before it returns, old versions of the model go that are more than it retains.
         """
+        # Apart, for it may read gigabytes, and other changes must not wait for that.
+        await asyncio.to_thread(self.writer.store.find_damage, manifest)
         record, is_new = await self.writer.publish_version(manifest, actor, reason)
         if is_new:
             await self._retain(record.model, record.version)

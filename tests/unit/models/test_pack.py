@@ -752,3 +752,27 @@ class TestForReal:
         )
         one, many = self.load_and_answer(shelf, manifest, wrong)
         assert (len(one), len(many)) == (1, 32)
+
+    def test_answers_stay_when_the_environment_changes(
+        self, shelf: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Packed for one key and anew for another: each answers as the published form does."""
+        manifest = self.push(shelf, graphs.layers(1, 2, 3))
+        built = {}
+        for is_changed in (False, True):
+            if is_changed:
+                monkeypatch.setattr(pack, "_read_cpu_info", lambda: "flags : avx1024")
+            found = VersionInspector(shelf, 1, 120.0)(manifest, 64 * MIB)
+            assert found.mode == "packed", found.mode_reason
+            entry = shelf.packed.find(manifest.content_digest)
+            assert entry is not None
+            # The names are the digests of what this build wrote.
+            shelf.verify_objects(entry.objects, thorough=True)
+            built[entry.environment] = found
+        assert len(built) == 2, "the second environment took what was built for the first"
+        plain = replace(found, graph="", resident={})
+        expected = self.load_and_answer(shelf, manifest, plain)
+        for each in built.values():
+            answers = self.load_and_answer(shelf, manifest, each)
+            for left, right in zip(expected, answers, strict=True):
+                assert np.array_equal(left, right)

@@ -61,6 +61,30 @@ def test_what_is_skimmed_is_small(tmp_path: Path):
     assert read_onnx(path).graph.initializer[1].raw_data == small.raw_data
 
 
+def test_weights_saved_from_external_data_are_sent_from_the_file(tmp_path: Path):
+    """A model loaded from external data and saved inline says DEFAULT of each weight: no matter."""
+    outside = tmp_path / "outside.onnx"
+    model = model_of(graphs.weights("w", LARGE))
+    onnx.save(model, outside, save_as_external_data=True, location="outside.data")
+    path = tmp_path / "model.onnx"
+    onnx.save(onnx.load(outside), path)
+    assert onnx.load(path).graph.initializer[0].HasField("data_location")
+    data, count = skim(path) or (b"", 0)
+    assert (count, len(data) < 1000) == (1, True)
+    (tensor,) = (o for o in package_onnx("m", path).objects if isinstance(o, FileSlice))
+    assert b"".join(tensor.chunks()) == LARGE.tobytes()
+
+
+def test_a_weight_that_claims_to_be_elsewhere_is_parsed_as_it_is(tmp_path: Path):
+    """EXTERNAL beside values of its own is refused by what reads the whole message."""
+    tensor = graphs.weights("w", LARGE)
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    path = written(tmp_path, model_of(tensor))
+    assert skim(path) is None
+    with pytest.raises(ConversionRefused):
+        package_onnx("m", path)
+
+
 def test_values_in_typed_lists_stay_where_they_are(tmp_path: Path):
     """Only raw bytes lie in a file as the runtime reads them; other values are parsed."""
     tensor = onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT, LARGE.shape, LARGE.ravel())

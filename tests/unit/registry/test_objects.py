@@ -258,6 +258,16 @@ def test_damage_is_found_and_named(
         assert store.object_size(digest) is None
 
 
+def test_all_that_is_damaged_is_found_at_once(store: Store) -> None:
+    """A verification goes on after the first: whoever sends objects again sends them all."""
+    digests = [upload(store, payload(index)) for index in range(3)]
+    for digest in digests[:2]:
+        damage(object_path(store, digest), flip_middle)
+    with pytest.raises(Corrupt, match=f"{digests[0]} is damaged.*; 1 more are damaged or missing"):
+        store.verify_objects(digests)
+    assert [store.object_size(d) is None for d in digests] == [True, True, False]
+
+
 def test_a_missing_object_is_corrupt(store: Store) -> None:
     """A digest that a load needs and the folder lacks is named."""
     with pytest.raises(Corrupt, match="missing"):

@@ -134,6 +134,72 @@ def test_a_wrong_declared_size_is_refused(filled: Store) -> None:
     assert filled.models() == ()
 
 
+def test_an_object_of_another_size_than_a_version_says_is_absent(tmp_path: Path) -> None:
+    """Cut on the disk, graph or tensor, it is asked for again and replaced; its use ends that."""
+    with Store.open(tmp_path, files=UnsyncedFiles()) as store:
+        digests = [upload(store, payload(index)) for index in range(2)]
+        store.publish(manifest_of("m", 0, (1,)))
+    for digest in digests:
+        cut(tmp_path, digest)
+    with Store.open(tmp_path, files=UnsyncedFiles()) as store:
+        assert [store.object_size(digest) for digest in digests] == [None, None]
+        for index in range(2):
+            upload(store, payload(index))
+        assert [store.object_size(d) for d in digests] == [len(payload(i)) for i in range(2)]
+        assert store.verify().damaged == {}
+
+
+def test_a_cut_tensor_is_missing_and_no_wrong_manifest(filled: Store) -> None:
+    """A manifest of another version that says its right size gets it named, not refused."""
+    cut(filled.root, digest_of(payload(1)))
+    manifest = manifest_of("m", 0, (1, 2))
+    filled.find_damage(manifest)
+    with pytest.raises(MissingObjects) as caught:
+        filled.publish(manifest)
+    assert caught.value.digests == (digest_of(payload(1)),)
+
+
+def test_a_cut_graph_is_missing_also_from_the_first_version(tmp_path: Path) -> None:
+    """Nothing says how large it should be, so it is read before a record vouches for its size."""
+    with Store.open(tmp_path, files=UnsyncedFiles()) as store:
+        cut(tmp_path, upload(store, payload(0)))
+    with Store.open(tmp_path, files=UnsyncedFiles()) as store:
+        store.find_damage(manifest_of("m", 0))
+        with pytest.raises(MissingObjects):
+            store.publish(manifest_of("m", 0))
+
+
+def test_a_repeated_publish_names_all_that_is_damaged(tmp_path: Path) -> None:
+    """The same size and other bytes: only reading finds it, and one look finds all of it."""
+    manifest = manifest_of("m", 0, (1, 2))
+    with Store.open(tmp_path, files=UnsyncedFiles()) as store:
+        digests = [upload(store, payload(index)) for index in range(3)]
+        store.publish(manifest)
+    for digest in digests[1:]:
+        path = object_path(tmp_path, digest)
+        path.chmod(0o644)
+        path.write_bytes(bytes(path.stat().st_size))
+    with Store.open(tmp_path, files=UnsyncedFiles()) as store:
+        store.find_damage(manifest)
+        with pytest.raises(MissingObjects) as caught:
+            store.publish(manifest)
+        assert set(caught.value.digests) == set(digests[1:])
+        upload(store, payload(1))
+        upload(store, payload(2))
+        store.find_damage(manifest)
+        assert store.publish(manifest)[1] is False
+
+
+def object_path(root: Path, digest: str) -> Path:
+    return root / "objects" / digest.removeprefix("sha256:")
+
+
+def cut(root: Path, digest: str) -> None:
+    path = object_path(root, digest)
+    path.chmod(0o644)
+    path.write_bytes(b"")
+
+
 def test_unknown_models_and_versions_are_not_found(filled: Store) -> None:
     """The message names what is unknown."""
     with pytest.raises(NotFound, match="'m' is not known"):

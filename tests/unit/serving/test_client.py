@@ -186,7 +186,10 @@ class FakeAdmin:
     def __call__(self, request: httpx.Request) -> httpx.Response:
         digest = request.url.path.rsplit("/", 1)[-1]
         if request.method == "HEAD":
-            return httpx.Response(200 if digest in self.held else 404)
+            if digest not in self.held:
+                return httpx.Response(404)
+            length = len(self.held[digest])
+            return httpx.Response(200, headers={"content-length": str(length)})
         if request.method == "PUT":
             self.puts.append(digest)
             self.lengths.append(request.headers.get("content-length"))
@@ -216,7 +219,7 @@ def test_a_push_sends_only_what_is_missing():
     """Objects that the server holds are not sent again, and the result says what that saved."""
     server, wanted = FakeAdmin(), package()
     graph, small, large = wanted.objects
-    server.held[large.digest] = b""
+    server.held[large.digest] = b"l" * 3_000_000
     client, _ = client_of(server)
     with client:
         result = push_package(client, wanted)
@@ -244,13 +247,25 @@ def test_an_object_that_vanished_meanwhile_is_sent_again():
     """Where a clean-up took an object between the question and the registration, it is resent."""
     server, wanted = FakeAdmin(), package()
     small = wanted.objects[1]
-    server.held[small.digest] = b""
+    server.held[small.digest] = b"s" * 10
     server.forget_once = small.digest
     client, _ = client_of(server)
     with client:
         result = push_package(client, wanted)
     assert result.version == 1
     assert server.held[small.digest] == b"s" * 10
+
+
+def test_an_object_of_another_size_is_sent_again():
+    """What was cut on the server's disk is damaged there, whatever its name says."""
+    server, wanted = FakeAdmin(), package()
+    for each in wanted.objects:
+        server.held[each.digest] = b""
+    client, _ = client_of(server)
+    with client:
+        result = push_package(client, wanted)
+    assert sorted(server.puts) == sorted(each.digest for each in wanted.objects)
+    assert (result.objects_sent, result.bytes_saved) == (3, 0)
 
 
 def test_a_push_that_is_repeated_sends_only_what_had_not_arrived():

@@ -743,6 +743,36 @@ async def test_damage_found_before_a_respawn_fails_the_version(world):
     assert world.control.status("m", 2)[0] == "FAILED"
 
 
+async def test_others_serve_while_a_damaged_version_is_taken_out(world):
+    """They wait for no worker to give it back, and no target in between is without them."""
+    await world.push_loaded("other", 1)
+    await world.push_loaded("m", 1)
+    record = await world.push("m", b"two", b"w" * 100)
+    await world.load("m", 2)
+    await world.control.traffic.set_route("m", to(2), world.actor)
+    path = world.store.objects_dir / record.manifest.tensors[0].digest.removeprefix("sha256:")
+    path.chmod(0o644)
+    path.write_bytes(b"")
+    before = len(world.fleet.targets)
+    world.fleet.gate.clear()  # from here on no worker says that it gave anything back
+
+    async with asyncio.timeout(10):  # for ever, if it waited for them
+        await world.control.before_respawn()
+
+    assert world.control.status("m", 2)[0] == "FAILED"
+    since = world.fleet.targets[before:]
+    assert since
+    for target in since:
+        serving = {(v.model, v.version) for v in target.versions if v.is_serving}
+        assert serving == {("other", 1), ("m", 1)}
+        assert target.routes == {"other": Traffic.whole(1), "m": Traffic.whole(1)}
+    assert [world.control.status(*key)[0] for key in (("other", 1), ("m", 1))] == ["READY"] * 2
+    # The way of other models stays open as well.
+    await world.control.traffic.set_alias("other", "stable", 1, world.actor)
+    assert world.control.writer.state.model("other").aliases["stable"].version == 1
+    world.fleet.gate.set()
+
+
 async def test_plan_changes_nothing(world):
     """A plan says what a load would take at least, before anything measured the private memory."""
     await world.push("m", b"one", b"w" * 100)

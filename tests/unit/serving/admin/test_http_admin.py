@@ -235,6 +235,44 @@ async def test_upload_of_what_is_there_is_not_written_again(world, client):
     assert path.stat().st_ino == before
 
 
+async def test_one_push_mends_all_that_is_damaged(world, client):
+    """Cut objects are not there, an upload replaces them, and registering finds the others."""
+    objects = [b"graph", b"w" * 70_000, b"v" * 70_000, b"u" * 70_000]
+    manifest = await asyncio.to_thread(world.manifest, "m", *objects)
+    await client.post(f"{MODELS}/m/versions", json=manifest.to_json())
+    paths = [world.store.objects_dir / digest_of(o).removeprefix("sha256:") for o in objects]
+    for path, data in zip(paths, (b"", b"w", bytes(70_000), bytes(70_000)), strict=True):
+        path.chmod(0o644)
+        path.write_bytes(data)
+    heads = [await client.head(f"/admin/v1/blobs/{digest_of(each)}") for each in objects]
+    assert [head.status_code for head in heads] == [404, 404, 200, 200]
+
+    for each in objects[:2]:
+        answer = await client.put(f"/admin/v1/blobs/{digest_of(each)}", content=each)
+        assert answer.status_code == 201
+    answer = await client.post(f"{MODELS}/m/versions", json=manifest.to_json())
+    assert answer.status_code == 409
+    assert set(answer.json()["missing"]) == {digest_of(each) for each in objects[2:]}
+
+    for each in objects[2:]:
+        await client.put(f"/admin/v1/blobs/{digest_of(each)}", content=each)
+    answer = await client.post(f"{MODELS}/m/versions", json=manifest.to_json())
+    assert (answer.status_code, answer.json()["created"]) == (200, False)
+    assert [path.read_bytes() for path in paths] == objects
+
+
+async def test_an_upload_replaces_what_has_another_size(world, client):
+    """Also where no version says how large it should be: the upload does."""
+    digest = await asyncio.to_thread(world.put, b"good")
+    path = world.store.objects_dir / digest.removeprefix("sha256:")
+    path.chmod(0o644)
+    path.write_bytes(b"g")
+
+    answer = await client.put(f"/admin/v1/blobs/{digest}", content=b"good")
+
+    assert (answer.status_code, path.read_bytes()) == (201, b"good")
+
+
 async def test_client_that_leaves_during_an_upload_leaves_nothing(world):
     """Half an upload is no object, and no file stays."""
     from serving.admin.app import create_admin_app
