@@ -88,6 +88,10 @@ class Fleet(Protocol):
         """
         ...
 
+    def on_arrival(self, callback: Callable[[], None]) -> None:
+        """Call ``callback()`` when a worker begins to serve in a slot where none did."""
+        ...
+
     def on_quarantine(self, callback: Callable[[str, int, str], None]) -> None:
         """Call ``callback(model, version, reason)`` when a version killed too many workers."""
         ...

@@ -29,9 +29,16 @@ class TargetVersion:
 
     @property
     def form(self) -> str:
-        """What a worker opens. Where it changes, a worker that holds another form loads anew."""
-        bare = "" if self.inspection.has_prepacking else "without prepacking"
-        return f"{self.manifest.digest} {self.inspection.graph or bare}".rstrip()
+        """What a worker holds. Where it changes, a worker that holds another form loads anew.
+
+        A graph of which no run reads anything is not part of it: whoever has loaded it keeps what
+        it has, whatever becomes of the file.
+        """
+        found = self.inspection
+        bare = "" if found.has_prepacking else "without prepacking"
+        is_read = not found.resident or any(found.resident.values())
+        graph = found.graph if is_read else ""
+        return f"{self.manifest.digest} {graph or bare}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)

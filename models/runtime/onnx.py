@@ -258,6 +258,9 @@ def _open_runtime_format(graph: Path, threads: int) -> Session:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise LoadFailed(f"the graph cannot be mapped: {os.strerror(error.errno or 0)}") from None
+    except ValueError:
+        # It was cut since its mark was read.
+        raise LoadFailed("the graph cannot be mapped: its file is empty") from None
     session = create_session(mapped, SessionConfig(threads, is_optimised=False, entries=entries))
     # Kernels have copied what they need of it: from here on its pages count for nobody.
     mapped.madvise(mmap.MADV_DONTNEED)

@@ -82,12 +82,13 @@ class ControlPlane:
         )
         self.traffic = TrafficControl(self.writer, PlanRunner(self.writer, self.load, self.unload))
         self._rolling = RollingRestart(
-            self.writer, self.ledger, fleet, available_bytes, self.loads.check_objects
+            self.writer, self.ledger, fleet, available_bytes, self.before_respawn
         )
         self._upgrade: Callable[[], Awaitable[None]] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closing = False
         self._restore: asyncio.Task[None] | None = None
+        self._catching_up: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Read the persisted state, publish it, and begin to load again what was loaded."""
@@ -103,6 +104,7 @@ class ControlPlane:
                 await self._fail_at_start(key, reason)
         self.fleet.on_quarantine(self._on_quarantine)
         await writer.announce()
+        self.fleet.on_arrival(self._on_arrival)
         self._restore = self._spawn(self.loads.restore(), "restore")
         if self._residency_check_s:
             self._spawn(self._keep_resident(), "residency")
@@ -124,7 +126,8 @@ class ControlPlane:
 
     async def before_respawn(self) -> None:
         """Make versions FAILED whose objects are damaged, before a new worker maps them."""
-        await self.loads.check_objects()
+        if await self.loads.check_objects():
+            self._catch_up()
 
     # Loads and unloads
 
@@ -331,7 +334,27 @@ class ControlPlane:
         while True:
             await asyncio.sleep(self._residency_check_s)
             if await self.residency.check():
-                await self.loads.check_objects()
+                await self.before_respawn()
+            if self.writer.draining:
+                # Whoever waited for the workers to give it back may have given up on them.
+                self._catch_up()
+
+    def _on_arrival(self) -> None:
+        # It may hold versions in another form than its siblings. A restore counts for itself.
+        if self.writer.is_restored and not self._is_closing:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Begin to count what workers took and gave back, and then to load what waits for it."""
+
+        async def catch_up() -> None:
+            leaving = set(self.writer.draining)
+            await self.loads.caught_up()
+            if leaving - self.writer.draining.keys():
+                self._load_waiting()
+
+        if self._catching_up is None or self._catching_up.done():
+            self._catching_up = self._spawn(catch_up(), "catch-up")
 
     async def _fail_at_start(self, key: desired.Key, reason: str) -> None:
         note = Note("restore_failed", *key, SERVER, reason)

@@ -79,7 +79,8 @@ class PackedForms:
     async def check(self, key: Key) -> None:
         """Have a version opened as it was published where what was packed of it is damaged.
 
-        Workers that mapped the damage load the version anew. The next load or start packs again.
+        Workers that mapped the damage load the version anew; those that have copied what they need
+        go on with it. The next load or start packs again.
         """
         if key not in self._writer.state.loaded:
             return
@@ -89,10 +90,10 @@ class PackedForms:
             await asyncio.to_thread(self._writer.store.verify_objects, sorted(packed))
         except RegistryError as error:
             reason = f"what was packed is damaged; the next load or start packs it again: {error}"
-            _log.warning("%s/%d is mapped: %s", *key, reason)
-            mapped = _as_published(known, reason)
+            published = _as_published(known, reason)
+            _log.warning("%s/%d is %s: %s", *key, published.mode, reason)
             try:
-                await self._replace(key, mapped)
+                await self._replace(key, published)
             except (RegistryError, ServingError, ModelsError) as failure:
                 # A worker is started all the same, or none ever would.
                 _log.error("%s/%d stays as it is: %s", *key, failure)

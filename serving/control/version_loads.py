@@ -80,6 +80,7 @@ class VersionLoads:
         # A lock lives as long as somebody holds it or waits for it.
         self._locks: WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()
         self.load_s = self._workers.load_s
+        self.caught_up = self._workers.caught_up
         self.loads_ended: dict[str, int] = {"succeeded": 0, "failed": 0}
 
     async def load(self, operation: Operation, actor: Actor, reason: str) -> None:
@@ -320,12 +321,14 @@ class VersionLoads:
         for key in late:
             await self._restore([key])
 
-    async def check_objects(self) -> None:
+    async def check_objects(self) -> bool:
         """Compare the objects of all loaded versions with their digests; damaged ones FAIL.
 
         Called before a worker is started in place of another: it would map the damage.
-        Does not wait for the workers, for it is one of them that waits for this.
+        Does not wait for the workers, for it is one of them that waits for this. Returns whether
+        they are to hold anything else now; ``caught_up`` is to follow then.
         """
+        before = self._writer.state.generation
         for key in sorted(self._writer.state.loaded):
             if not self._workers.is_held(key):
                 continue
@@ -336,6 +339,7 @@ class VersionLoads:
                 await self._take_out_damaged(key, message_of(error))
             else:
                 await self._forms.check(key)
+        return self._writer.state.generation != before
 
     async def _take_out_damaged(self, key: Key, reason: str) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final
 
@@ -19,6 +20,7 @@ from serving.fleet import VersionReport
 # How much longer than the drain itself an unload waits for the workers to say that it is over.
 DRAIN_GRACE_S: Final = 30.0
 PLANNED: Final = (RegistryError, ModelsError, ServingError)
+_log = logging.getLogger(__name__)
 
 
 class WorkerVersions:
@@ -86,6 +88,21 @@ class WorkerVersions:
     async def settled(self) -> Mapping[Key, VersionReport]:
         """Return how versions stand once every worker has the present state; DeadlineExpired."""
         return await self._settled(self._writer.state.generation, self._load_timeout_s)
+
+    async def caught_up(self) -> None:
+        """Count what workers gave back and what they take, after a change that nobody waits for.
+
+        Without it, memory of what left would be held and counted until the next load or unload.
+        """
+        while True:
+            generation = self._writer.state.generation
+            try:
+                await self.settled()
+            except PLANNED as error:
+                _log.warning("what the workers hold is not counted anew yet: %s", error)
+                return
+            if generation == self._writer.state.generation:
+                return
 
     async def _settled(self, generation: int, timeout_s: float) -> Mapping[Key, VersionReport]:
         try:

@@ -96,6 +96,7 @@ class Supervisor:
         self._before_respawn: Callable[[], Awaitable[None]] | None = None
         self._changed = asyncio.Event()
         self._live: tuple[int, ...] = ()
+        self._on_arrival: Callable[[], None] | None = None
         self._is_stopping = False
         self._cannot_start: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._life = WorkerLife(
@@ -175,6 +176,10 @@ class Supervisor:
     def restarts(self) -> Mapping[str, int]:
         """Return how many workers were replaced, by one of a few reasons."""
         return dict(self._restarts)
+
+    def on_arrival(self, callback: Callable[[], None]) -> None:
+        """Call ``callback()`` when a worker begins to serve in a slot where none did."""
+        self._on_arrival = callback
 
     def on_quarantine(self, callback: Callable[[str, int, str], None]) -> None:
         """Call ``callback(model, version, reason)`` when a version killed too many workers."""
@@ -341,11 +346,14 @@ class Supervisor:
     def _notify(self) -> None:
         """Let waiters look again, and new connections go to the workers that accept them."""
         live = tuple(sorted({s.index for s in self._all_slots() if s.is_accepting}))
+        is_arrival = not set(live) <= set(self._live)
         if live != self._live:
             self._live = live
             steer(self._listeners, live)
         self._changed.set()
         self._changed = asyncio.Event()
+        if is_arrival and self._on_arrival is not None:
+            self._on_arrival()
 
     async def _until(
         self, holds: Callable[[], bool], timeout_s: float, is_behind: Callable[[Slot], bool]

@@ -437,6 +437,23 @@ async def test_the_check_before_a_respawn_comes_first_and_may_fail() -> None:
         assert calls == [[]]
 
 
+async def test_each_worker_that_begins_to_serve_is_told_of() -> None:
+    """Also one that replaces a dead one, and nothing else that a worker says."""
+    arrivals: list[None] = []
+    async with fleet(workers=1) as it:
+        it.supervisor.on_arrival(lambda: arrivals.append(None))
+        it.supervisor.publish(target(1))
+        it.supervisor.start()
+        await it.until_serving()
+        it.supervisor.publish(target(2))
+        await it.supervisor.settled(2, 20)
+        assert len(arrivals) == 1
+        os.kill(it.pids()[0], signal.SIGKILL)
+        await it.until(lambda: it.supervisor.workers()[0].restarts == 1)
+        await it.until_serving()
+        assert len(arrivals) == 2
+
+
 def test_d07_the_environment_bounds_threads_before_the_interpreter_starts() -> None:
     """Pools beside the session's threads are off, and no model chooses its own options."""
     made = worker_environment(

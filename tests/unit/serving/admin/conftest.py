@@ -114,6 +114,9 @@ class FakeFleet:
     def unreleased(self, key: VersionKey) -> Mapping[int, int]:
         return self.left_bytes.get(key, {0: 0})
 
+    def on_arrival(self, callback: Callable[[], None]) -> None:
+        self.arrived = callback
+
     def on_quarantine(self, callback: Callable[[str, int, str], None]) -> None:
         self._callback = callback
 

@@ -15,6 +15,7 @@ from registry.traffic import Traffic
 from registry.traffic_rules import LATEST_WISH, RouteWish
 from serving.errors import DeadlineExpired
 from tests.disk_model import ModelDisk, UnsyncedFiles
+from tests.unit.serving.admin.conftest import QUIET, World
 
 pytestmark = pytest.mark.timeout(30)
 to = RouteWish.whole
@@ -728,6 +729,12 @@ async def test_quarantine_of_a_load_under_way_fails_that_load(world):
     assert world.fleet.held == {}
 
 
+def break_object(world: World, digest: str) -> None:
+    path = world.store.objects_dir / digest.removeprefix("sha256:")
+    path.chmod(0o644)
+    path.write_bytes(b"x" * path.stat().st_size)
+
+
 async def test_damage_found_before_a_respawn_fails_the_version(world):
     """C04: a worker that replaces a dead one never maps a damaged object."""
     await world.push_loaded("m", 1)
@@ -771,6 +778,72 @@ async def test_others_serve_while_a_damaged_version_is_taken_out(world):
     await world.control.traffic.set_alias("other", "stable", 1, world.actor)
     assert world.control.writer.state.model("other").aliases["stable"].version == 1
     world.fleet.gate.set()
+
+
+async def test_a_damaged_version_gives_its_memory_back_without_an_unload(world):
+    """What FAILED is neither counted nor mapped any more once the workers gave it back."""
+    await world.push_loaded("m", 1)
+    before = world.control.ledger.committed_bytes()
+    record = await world.push("m", b"two", b"w" * 100)
+    await world.load("m", 2)
+    break_object(world, record.manifest.tensors[0].digest)
+    world.fleet.gate.clear()
+
+    # It is a worker's start that waits for this, so this must not wait for the workers.
+    await world.control.before_respawn()
+    assert world.control.ledger.unreleased_bytes() > 0
+    world.fleet.gate.set()
+    await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
+
+    assert world.control.ledger.unreleased_bytes() == 0
+    assert world.control.ledger.committed_bytes() == before
+    assert world.control.residency.of(("m", 2)) is None
+    assert world.control.status("m", 2)[0] == "FAILED"
+
+
+async def test_the_residency_check_gives_back_what_it_found_damaged(tmp_path):
+    """Also where no worker died: the look for evicted pages takes the same way."""
+    world = World(tmp_path / "other", replace(QUIET, residency_check_s=0.01))
+    await world.start()
+    record = await world.push("m", b"one", b"w" * 100)
+    await world.load("m", 1)
+    break_object(world, record.manifest.tensors[0].digest)
+
+    async def find_damage() -> frozenset[tuple[str, int]]:
+        return frozenset({("m", 1)})
+
+    release, released = world.control.residency.release, asyncio.Event()
+
+    async def tell_of_release(*arguments):
+        await release(*arguments)
+        released.set()
+
+    world.control.residency.release = tell_of_release
+    world.control.residency.check = find_damage
+    async with asyncio.timeout(20):
+        await released.wait()
+
+    assert world.control.ledger.committed_bytes() == 0
+    assert world.control.status("m", 1)[0] == "FAILED"
+    assert world.control.residency.of(("m", 1)) is None
+    await world.stop()
+
+
+async def test_memory_of_what_failed_lets_in_what_waits_for_it(world):
+    """The next load finds the room that a damaged version left."""
+    record = await world.push("m", b"one", b"w" * 100)
+    await world.load("m", 1)
+    await world.push("n", b"two", b"v" * 100)
+    world.control.ledger.budget_bytes = 150
+    with pytest.raises(OverBudget):
+        await world.load("n", 1)
+    break_object(world, record.manifest.tensors[0].digest)
+
+    await world.control.before_respawn()
+    await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
+    await world.load("n", 1)
+
+    assert world.fleet.held == {("n", 1): True}
 
 
 async def test_plan_changes_nothing(world):

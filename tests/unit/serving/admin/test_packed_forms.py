@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -286,3 +287,61 @@ async def test_an_unload_during_the_check_leaves_nothing_mapped(world, packing):
     assert unloads[0].error is None
     assert world.control.residency.of(("m", 1)) is None
     assert world.control.residency.total().size_bytes == 0
+
+
+async def everything_else() -> None:
+    await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
+
+
+async def test_the_ledger_counts_what_the_published_form_takes(world, packing):
+    """An inspection knew the other form only; what the workers measure now stands at once."""
+    await loaded(world, packing)
+    damage(world, BLOB)
+    world.fleet.private_bytes["m", 1] = 5 * MIB
+
+    await world.control.before_respawn()
+    await everything_else()
+
+    assert world.control.ledger.versions()["m", 1].private_bytes_per_worker == 5 * MIB
+
+
+async def test_a_worker_that_comes_back_later_is_counted_too(world):
+    """It is not there yet when the damage is found, and may take more than its sibling."""
+    await world.push_loaded("m", 1)
+    await world.control.restored()
+    world.fleet.private_bytes["m", 1] = 5 * MIB
+
+    world.fleet.arrived()
+    await everything_else()
+
+    assert world.control.ledger.versions()["m", 1].private_bytes_per_worker == 5 * MIB
+
+
+async def test_damage_to_what_no_run_reads_takes_no_good_session_away(world, packing, caplog):
+    """Workers have copied all of it: only one that starts has to open the version otherwise."""
+    packing.form = {"mode": "private", "mode_reason": "trees"}
+    await loaded(world, packing)
+    before = world.fleet.targets[-1].versions[0].form
+    damage(world, GRAPH)
+
+    await world.control.before_respawn()
+
+    assert (inspection(world).mode, inspection(world).graph) == ("private", "")
+    assert world.fleet.targets[-1].versions[0].form == before
+    assert "m/1 is private: what was packed is damaged" in caplog.text
+
+
+async def test_what_was_mapped_is_left_though_it_is_shown_as_private(world, packing):
+    """A worker that copied most of a packed version still maps the rest."""
+    await world.stop()
+    world.inspector = packing
+    await world.start(lambda fleet: fleet.private_bytes.update({("m", 1): len(BLOB) // 2}))
+    await world.push("m", b"graph", b"w" * 100)
+    await world.load("m", 1)
+    before = world.fleet.targets[-1].versions[0].form
+    damage(world, BLOB)
+
+    await world.control.before_respawn()
+
+    assert inspection(world).mode == "private"
+    assert world.fleet.targets[-1].versions[0].form != before
