@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 MIB: Final = 1 << 20
@@ -15,6 +15,8 @@ MAX_LEFT: Final = 0.3
 # A format that every worker copies all the same has to save this much of it only.
 MAX_COMPACT: Final = 0.8
 MAX_RATIO: Final = 1.03
+# Slower by up to this is what a busy hour can make of a form that is as fast.
+CLOSE_RATIO: Final = 1.15
 TOLERANCE: Final = 1e-6
 
 
@@ -97,6 +99,34 @@ def choose(measured: Mapping[str, Measured], why_not_packed: str = "") -> Choice
             f"{_mib(plain.private_bytes)}, at most {slowest:.2f} x the time at {sizes} rows",
         )
     return Choice("private", "; ".join(reason for reason in reversed(reasons) if reason))
+
+
+def without_close(measured: Mapping[str, Measured]) -> dict[str, Measured]:
+    """Return what was measured as if no form had been slower by as little as noise makes it."""
+    return {
+        name: replace(
+            form, ratios={n: 1.0 if r <= CLOSE_RATIO else r for n, r in form.ratios.items()}
+        )
+        for name, form in measured.items()
+    }
+
+
+def least_of(first: Mapping[str, Measured], again: Mapping[str, Measured]) -> dict[str, Measured]:
+    """Return two measurements of the same forms as one: of times the lesser, of all else the worse.
+
+    What else the machine does only ever adds time.
+    """
+    return {
+        name: Measured(
+            load_s=min(one.load_s, other.load_s),
+            private_bytes=max(one.private_bytes, other.private_bytes),
+            difference=max(one.difference, other.difference),
+            ratios={n: min(r, other.ratios.get(n, r)) for n, r in one.ratios.items()},
+            run_s={n: min(s, other.run_s.get(n, s)) for n, s in one.run_s.items()},
+        )
+        for name, one in first.items()
+        if (other := again.get(name)) is not None
+    }
 
 
 def _why_not_this(mode: str, form: Measured, plain: Measured, most: float) -> str:

@@ -18,7 +18,7 @@ DEFAULT_SHARE: Final = 0.75
 LEAST_RUN_BYTES: Final = 1 << 30
 UNMEASURED: Final = (
     "private memory is measured by the first load and not known before it: needs_bytes is a lower "
-    "bound, the weights and the graph"
+    "bound, those weights that no loaded version has"
 )
 
 Key: TypeAlias = tuple[str, int]

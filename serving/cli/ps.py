@@ -28,7 +28,8 @@ from serving.cli.values import real, server_url
 
 COLUMNS: Final = (
     "model", "version", "state", "aliases", "traffic", "req/s", "p50 ms", "p99 ms", "err/s",
-    "requests", "failed", "weights", "held", "shared", "resident", "locked", "private", "reason",
+    "requests", "failed", "weights", "held", "unique", "shared", "shared with", "resident",
+    "locked", "private", "reason",
 )  # fmt: skip
 _RATES: Final = ("requests_per_s", "p50_ms", "p99_ms", "refused_per_s", "failed_per_s")
 _MOST_S: Final = 3600
@@ -76,7 +77,7 @@ def ps(
     elif fits(COLUMNS, rows := [_row(version) for version in loaded]):
         print_table(COLUMNS, rows)
     else:
-        _print_narrow(seen)
+        _print_narrow(seen, loaded)
     _note_totals(after.memory, after.workers)
 
 
@@ -103,27 +104,57 @@ def _row(version: Mapping[str, Any]) -> list[object]:
         version["requests"]["failed"],
         size_text(memory.get("weight_bytes")),
         (version.get("weights") or {}).get("mode", "-"),
+        size_text(memory.get("unique_bytes")),
         size_text(memory.get("shared_bytes")),
+        _shared_with(memory),
         size_text(memory.get("resident_bytes")),
         size_text(memory.get("locked_bytes")),
         size_text(memory.get("private_bytes_per_worker")) + " a worker",
-        "" if version["state"] == "READY" else version["reason"],
+        _reason(version),
     ]
+
+
+def _reason(version: Mapping[str, Any]) -> str:
+    """Return why a version does not serve; of one that does, why it holds its weights so."""
+    if version["state"] != "READY":
+        return str(version["reason"])
+    return str((version.get("weights") or {}).get("reason", ""))
+
+
+def _shared_with(memory: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{other['model']}/{other['version']}" for other in memory.get("shared_with", ())
+    )
 
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
-def _print_narrow(seen: Mapping[str, Any]) -> None:
-    """Print the columns of ``top``, which fit 80, and below why a version is not READY."""
+def _print_narrow(seen: Mapping[str, Any], loaded: Sequence[Mapping[str, Any]]) -> None:
+    """Print the columns of ``top``, which fit 80, and below what they leave out."""
     from serving.cli.top_view import narrow
 
     print(narrow(seen["versions"], terminal_columns()))
-    for version in seen["versions"]:
+    # What is wrong stands last, next to the prompt.
+    for version in sorted(loaded, key=lambda one: one["state"] != "READY"):
+        name = f"{version['model']}/{version['version']}"
         if version["state"] != "READY":
-            note(f"{version['model']}/{version['version']} is {version['state']}: "
-                 f"{version['reason']}")  # fmt: skip
+            note(f"{name} is {version['state']}: {version['reason']}")
+        elif told := _memory_text(version):
+            note(f"{name} {told}")
+
+
+def _memory_text(version: Mapping[str, Any]) -> str:
+    """Return how a version holds its weights and with whom it shares them, empty if unknown."""
+    memory, weights = version["memory"], version.get("weights")
+    held = f"is {weights['mode']}: {weights['reason']}" if weights else ""
+    others = _shared_with(memory)
+    shares = (
+        f"shares {size_text(memory.get('shared_bytes'))} with {others}, "
+        f"{size_text(memory.get('unique_bytes'))} are its own"
+    )
+    return "; ".join(filter(None, (held, shares if others else "")))
 
 
 def _note_totals(memory: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]) -> None:

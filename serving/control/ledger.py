@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from models.servable import Inspection
+from models.text_form import is_onnx
 from registry import budget
 from registry.budget import Excess, Footprint, Plan
 from registry.desired import Key
 from registry.errors import OverBudget
 from registry.store import VersionRecord
+from serving.control.footprints import IndexedInspections, least_objects, objects_of
 from serving.control.state_writer import StateWriter
 
 # What workers open: the digest of a graph, and whether the runtime may copy weights.
@@ -55,10 +57,10 @@ class Unload:
 class Ledger:
     """Sums made anew from the state each time they are asked for.
 
-    Private memory is the most that the inspection or a worker ever measured for a version in the
-    form that workers hold it in, for neither ever changes. A load under way is counted from its
-    admission on, a draining version until every worker gave it back, one that waits for memory not
-    at all.
+    Private memory is what the inspection found of a version, or the most that a worker measured the
+    last time in the form that workers hold it in, whichever is more. A load under way is counted
+    from its admission on, a draining version until every worker gave it back, one that waits for
+    memory not at all.
     """
 
     def __init__(self, writer: StateWriter, budget_bytes: int, workers: int) -> None:
@@ -68,35 +70,37 @@ class Ledger:
         self._writer = writer
         self._measured: dict[tuple[Key, Form], int] = {}
         self._known: dict[Key, Inspection] = {}
+        self._indexed = IndexedInspections()
         self._reserved: dict[Key, Footprint] = {}
         self._leaving: dict[Key, Footprint] = {}
 
     def measure(self, key: Key, private_bytes: int) -> int:
-        """Note what a worker measured for a version in the form that the state says.
+        """Note the most that a worker holds now of a version in the form that the state says.
 
-        Returns by how much that is more than what was known, in one worker.
+        Returns by how much that is more than what was known, in one worker. Less than before counts
+        too: it is what is left where all workers have loaded the version anew.
         """
         inspection = self._loaded(key)
         if inspection is None:
             return 0
         form = (key, _form(inspection))
         known = max(self._measured.get(form, 0), inspection.private_bytes)
-        self._measured[form] = max(known, private_bytes)
-        return self._measured[form] - known
+        self._measured[form] = private_bytes
+        return max(0, private_bytes - known)
 
-    def inspected(self, key: Key, inspection: Inspection) -> None:
-        """Note what an inspection found; later plans of the version know it, too."""
-        self._known[key] = inspection
-
-    def reserve(self, key: Key) -> Plan:
+    def reserve(self, key: Key, found: Inspection | None = None) -> Plan:
         """Count a version from now on until ``unreserve``, or raise OverBudget and do not.
 
-        Called again when more is known of it. Loads at the same time see each other's reservations.
+        Called again with what its inspection ``found``; before that, what may turn out to take less
+        is not refused. Loads at the same time see each other's reservations.
         """
         held = self.held()
         if key in self._reserved:
             del held[key]
-        new = self._footprint(self._writer.record(*key), self._known.get(key))
+        record = self._writer.record(*key)
+        if found is not None:
+            self._known[key] = found
+        new = self._footprint(record, found) if found else self._to_admit(record, held)
         plan = budget.admit(self.budget_bytes, held, key, new, self.workers, self._evictable(held))
         self._reserved[key] = new
         return plan
@@ -105,7 +109,7 @@ class Ledger:
         """Return the refusal of a version that took more than ``private_bytes`` in one process."""
         held = self.held()
         held.pop(key, None)
-        known = self._footprint(self._writer.record(*key), self._known.get(key))
+        known = self._least(self._writer.record(*key), held)
         least = Footprint(known.objects, private_bytes + 1)
         evictable = self._evictable(held)
         found = replace(
@@ -160,7 +164,7 @@ class Ledger:
         """Return what loading the version would take, by what is known of it; changes nothing."""
         key = (record.model, record.version)
         held = self.held()
-        new = held.get(key) or self._footprint(record, self._known.get(key) or self._loaded(key))
+        new = held.get(key) or self._least(record, held)
         return budget.plan(self.budget_bytes, held, key, new, self.workers, self._evictable(held))
 
     def admit_again(self, key: Key) -> None:
@@ -209,8 +213,7 @@ class Ledger:
 
     def at_rest(self, record: VersionRecord) -> VersionMemory:
         """Return the memory of a version that holds none now; a load would bring it back."""
-        key = (record.model, record.version)
-        known = self._known.get(key) or self._loaded(key)
+        known = self._known_of(record)
         private = self._footprint(record, known).private_bytes_per_worker
         return VersionMemory(record.disk_bytes, record.manifest.weight_bytes, 0, 0, 0, (), private)
 
@@ -255,6 +258,48 @@ class Ledger:
         objects = known.resident or objects_of(record)
         return Footprint(objects, max(known.private_bytes, measured))
 
+    def _known_of(self, record: VersionRecord) -> Inspection | None:
+        """Return what a load of the version will go by, None where only an inspection can tell.
+
+        What is kept for the content comes first: the state may say how damage had it opened, which
+        the next load mends.
+        """
+        key = (record.model, record.version)
+        return (
+            self._indexed.of(self._writer.store.packed, record)
+            or self._known.get(key)
+            or self._loaded(key)
+        )
+
+    def _least(self, record: VersionRecord, held: Mapping[Key, Footprint]) -> Footprint:
+        """Return what a version that is not loaded takes: what is known of it, or a bound."""
+        known = self._known_of(record)
+        if known is not None:
+            return self._footprint(record, known)
+        return self._bound(record, held)
+
+    def _to_admit(self, record: VersionRecord, held: Mapping[Key, Footprint]) -> Footprint:
+        """Return what a load has to find room for before its inspection.
+
+        An inspection answers at once what the index keeps. All else it finds out anew, and may find
+        a form that takes less; a library of its own has one form only.
+        """
+        indexed = self._indexed.of(self._writer.store.packed, record)
+        if indexed is not None:
+            return self._footprint(record, indexed)
+        if not is_onnx(record.manifest):
+            return self._least(record, held)
+        return self._bound(record, held)
+
+    def _bound(self, record: VersionRecord, held: Mapping[Key, Footprint]) -> Footprint:
+        """Return a lower bound of what a version takes that nobody inspected."""
+        key = (record.model, record.version)
+        others = [
+            found for other in held
+            if other != key and (found := self._writer.records.get(other[0], {}).get(other[1]))
+        ]  # fmt: skip
+        return Footprint(least_objects(record, others), None)
+
     def _evictable(self, held: Iterable[Key]) -> list[Key]:
         """Return the versions that answer nobody: no route, alias or rollback names them."""
         state = self._writer.state
@@ -267,14 +312,3 @@ class Ledger:
 
 def _form(inspection: Inspection) -> Form:
     return (inspection.graph, inspection.has_prepacking)
-
-
-def objects_of(record: VersionRecord) -> dict[str, int]:
-    """Return the graph and tensors of a version, digest to bytes.
-
-    The manifest does not say how large its graph is; what is left of the disk space is it.
-    """
-    objects = {entry.digest: entry.size_bytes for entry in record.manifest.tensors}
-    if record.manifest.graph not in objects:
-        objects[record.manifest.graph] = max(0, record.disk_bytes - sum(objects.values()))
-    return objects

@@ -26,6 +26,8 @@ from serving.fleet import VersionReport
 
 # Of what was packed, a worker that copies more than this share for itself did not use it.
 MAX_COPIED: Final = 0.3
+DAMAGED: Final = "what was packed is damaged"
+NOT_AGAIN: Final = "it could not be packed again"
 _log = logging.getLogger(__name__)
 
 
@@ -57,10 +59,14 @@ class PackedForms:
         try:
             found = await asyncio.to_thread(inspect, manifest, self._memory_bytes)
         except LoadFailed as error:
-            found = _as_published(known, f"it could not be packed again: {error}")
+            if not known.graph and not _is_makeshift(known):
+                return  # nothing was packed of it that could be missed
+            reason = f"{NOT_AGAIN}; the next load or start tries again: {error}"
+            _log.warning("%s/%d is opened as it was published: %s", *key, reason)
+            found = _as_published(known, reason)
         if found.drift and found.drift != known.drift:
             await self._tell_drift(key, found)
-        elif _facts(found) != _facts(known):
+        elif _facts(found) != _facts(known) or (_is_makeshift(known) and found != known):
             await self._replace(key, found)
 
     async def prove(self, key: Key, report: VersionReport) -> None:
@@ -89,7 +95,7 @@ class PackedForms:
         try:
             await asyncio.to_thread(self._writer.store.verify_objects, sorted(packed))
         except RegistryError as error:
-            reason = f"what was packed is damaged; the next load or start packs it again: {error}"
+            reason = f"{DAMAGED}; the next load or start packs it again: {error}"
             published = _as_published(known, reason)
             _log.warning("%s/%d is %s: %s", *key, published.mode, reason)
             try:
@@ -117,6 +123,11 @@ class PackedForms:
 
 def _facts(inspection: Inspection) -> tuple[object, ...]:
     return inspection.graph, inspection.resident, inspection.drift
+
+
+def _is_makeshift(inspection: Inspection) -> bool:
+    """Tell whether a version is held so only because what was packed of it was lost."""
+    return inspection.mode_reason.startswith((DAMAGED, NOT_AGAIN))
 
 
 def _as_published(known: Inspection, reason: str) -> Inspection:

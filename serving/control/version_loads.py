@@ -26,7 +26,8 @@ from registry.lifecycle import State
 from registry.manifest import Manifest
 from registry.rollout import Stamp
 from serving.auth import SERVER, Actor
-from serving.control.ledger import Ledger, objects_of
+from serving.control.footprints import objects_of
+from serving.control.ledger import Ledger
 from serving.control.memory_watch import MemoryWatch
 from serving.control.operations import Operation
 from serving.control.packed_forms import PackedForms
@@ -161,8 +162,7 @@ class VersionLoads:
             ) from error
         if inspection.drift:
             raise LoadFailed(inspection.drift)
-        ledger.inspected(key, inspection)
-        ledger.reserve(key)
+        ledger.reserve(key, inspection)
         operation.at("bringing its weights into RAM", 0.5)
         objects = inspection.resident or objects_of(writer.record(*key))
         progress = _progress(operation, sum(objects.values()), 0.5, 0.6)

@@ -130,6 +130,7 @@ class FakeChild:
         self.count: int | None = None  # bytes of each object that it says are served
         self.shape = "a shape"
         self.ratios = {"private": 1.0, "mapped": 2.0, "packed": 1.0}
+        self.packed_ratios: list[float] = []  # in turn, before that of ``ratios``
         self.difference = 0.0  # of the packed form to the published one
         self.private_bytes = 0  # of the packed form
         self.packed_blobs: list[bytes] = []
@@ -156,10 +157,11 @@ class FakeChild:
             return self._inspect(request)
         if task == "pack":
             return self._pack(request)
+        packed = self.packed_ratios.pop(0) if self.packed_ratios else self.ratios["packed"]
         return {
             "private": _form_json(100 * MIB, 1.0),
             "mapped": _form_json(0, self.ratios["mapped"]),
-            "packed": _form_json(0, self.ratios["packed"]),
+            "packed": _form_json(0, packed),
         }
 
     def _pack(self, request: JsonObject) -> JsonObject:
@@ -289,6 +291,45 @@ class TestRemembering:
         with desk.open() as again:
             assert desk.inspect(again, desk.push(again)) == found
         assert len(desk.child.tasks) == 4
+
+    @pytest.mark.parametrize("in_graph", [False, True])
+    def test_a_little_time_is_measured_again_before_it_decides(
+        self, desk: Desk, store: Store, monkeypatch: pytest.MonkeyPatch, in_graph: bool
+    ) -> None:
+        """One slow moment does not have each worker hold its own copy for ever."""
+        monkeypatch.setattr(pack, "is_in_graph", lambda _: in_graph)
+        desk.child.blobs = () if in_graph else desk.child.blobs
+        desk.child.packed_ratios = [1.06, 1.05]
+        manifest = desk.push(store)
+
+        found = desk.inspect(store, manifest)
+
+        assert found.graph == digest_of(desk.child.graph)
+        assert desk.child.tasks.count("compare") == 3
+        assert store.packed.find(manifest.content_digest) is not None
+
+    def test_a_close_decision_is_not_kept(self, desk: Desk, store: Store) -> None:
+        """The reason says that the next load measures again, which then may find otherwise."""
+        desk.child.packed_ratios = [1.06, 1.05, 1.07]
+        manifest = desk.push(store)
+
+        found = desk.inspect(store, manifest)
+
+        assert found.mode == "private"
+        assert "packed takes 1.05 x the time at 1 rows" in found.mode_reason
+        assert "the next load measures again" in found.mode_reason
+        assert store.packed.find(manifest.content_digest) is None
+        assert desk.inspect(store, manifest).mode == "packed"
+
+    def test_a_clear_gap_decides_at_once(self, desk: Desk, store: Store) -> None:
+        """Nobody waits for a second measurement where the first leaves no doubt; it is kept."""
+        desk.child.packed_ratios = [1.3]
+        manifest = desk.push(store)
+
+        assert desk.inspect(store, manifest).mode == "private"
+
+        assert desk.child.tasks.count("compare") == 1
+        assert store.packed.find(manifest.content_digest) is not None
 
     def test_trees_in_another_format_are_private_all_the_same(
         self, desk: Desk, store: Store, monkeypatch: pytest.MonkeyPatch

@@ -181,3 +181,22 @@ async def test_the_check_takes_a_version_out_whose_object_is_gone_bad(tmp_path):
         await is_out.wait()
     assert world.control.status("m", 1)[0] == "FAILED"
     await world.stop()
+
+
+async def test_private_memory_falls_when_all_workers_hold_less(world):
+    """What an earlier load took is no longer held, and the inspection's figure is the least."""
+    world.inspector.private_bytes = 10
+    world.fleet.private_bytes["m", 1] = 400
+    await world.push_loaded("m", 1)
+    ledger = world.control.ledger
+    assert ledger.versions()["m", 1].private_bytes_per_worker == 400
+    await world.control.traffic.delete_route("m", world.actor)
+    await world.unload("m", 1)
+
+    world.fleet.private_bytes["m", 1] = 30
+    await world.load("m", 1)
+    assert ledger.versions()["m", 1].private_bytes_per_worker == 30
+
+    world.fleet.private_bytes["m", 1] = 0
+    await world.push_loaded("b", 1)
+    assert ledger.versions()["m", 1].private_bytes_per_worker == 10

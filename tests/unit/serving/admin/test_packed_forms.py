@@ -190,6 +190,40 @@ async def test_a_start_that_cannot_pack_serves_all_the_same(world, packing):
     assert "took longer than 1 s" in inspection(world).mode_reason
 
 
+async def test_a_start_that_cannot_pack_what_was_damaged_says_why(world, packing, caplog):
+    """The reason is what this start met, no promise of an earlier one; the log has it, too."""
+    await loaded(world, packing)
+    damage(world, BLOB)
+    await world.control.before_respawn()
+    packing.failure = "its inspection took longer than 1 s"
+
+    for _ in range(2):
+        caplog.clear()
+        await world.restart()
+        await world.control.restored()
+
+        assert world.control.status("m", 1)[0] == "READY"
+        reason = (await shown(world))["reason"]
+        assert reason.startswith("it could not be packed again")
+        assert "took longer than 1 s" in reason
+        assert "m/1 is opened as it was published" in caplog.text
+        assert "took longer than 1 s" in caplog.text
+
+
+async def test_a_start_that_finds_the_published_form_best_says_so(world, packing):
+    """The damage of an earlier run is no longer the reason."""
+    await loaded(world, packing)
+    damage(world, BLOB)
+    await world.control.before_respawn()
+    before = inspection(world)
+    world.inspector = FakeInspector()
+    await world.restart()
+    await world.control.restored()
+
+    assert "damaged" in before.mode_reason
+    assert "damaged" not in inspection(world).mode_reason
+
+
 async def test_a_worker_that_copies_all_the_same_is_told_of(world, packing):
     """The figure that counts is what the worker took, and the version is shown as what it is."""
     world.inspector = packing

@@ -122,6 +122,32 @@ def test_ps_fits_the_terminal(ramrack, server: FakeServer, monkeypatch, columns,
     assert (said in err, "x" * 20 in out) == (not is_whole, is_whole)
 
 
+@pytest.mark.parametrize("columns", [80, 400])
+def test_ps_says_how_weights_are_held_and_with_whom(
+    ramrack, server: FakeServer, monkeypatch, columns
+):
+    """What a READY version shares, what is its own, and why its weights are held as they are."""
+    version = server.add_version("enc", "READY")
+    version["weights"] = {"mode": "packed", "reason": "it pays"}
+    version["memory"] |= {
+        "unique_bytes": 3 << 20, "shared_bytes": 5 << 20,
+        "shared_with": [{"model": "enc", "version": 2}, {"model": "other", "version": 1}],
+    }  # fmt: skip
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+
+    code, out, err = ramrack("ps", "--seconds", "0")
+
+    assert code == 0, err
+    if columns == 80:
+        line = "enc/1 is packed: it pays; shares 5.0 MiB with enc/2, other/1, 3.0 MiB are its own"
+        assert err.splitlines()[0] == line
+    else:
+        (row,) = [line for line in out.splitlines() if "enc" in line and "READY" in line]
+        assert re.search(r"packed +3\.0 MiB +5\.0 MiB +enc/2, other/1 ", row)
+        assert "it pays" in row
+
+
 def test_load_waits_for_the_end_of_the_operation(ramrack, server: FakeServer):
     """A load that is still running is asked for until it is over."""
     server.add_version("m")["traffic"] = 100
