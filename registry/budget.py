@@ -20,6 +20,11 @@ UNMEASURED: Final = (
     "private memory is measured by the first load and not known before it: needs_bytes is a lower "
     "bound, those weights that no loaded version has"
 )
+# What the command line says of the same plan (serving.cli.room), so that the two agree.
+NO_UNLOAD: Final = (
+    "no version that may be unloaded makes room, what is routed, aliased, or what a rollback goes "
+    "back to may not: route elsewhere first, or raise memory_budget"
+)
 
 Key: TypeAlias = tuple[str, int]
 
@@ -248,11 +253,10 @@ def admit(
         if not result.is_estimated:
             private = result.private_bytes_per_worker
             and_private = f" and {private} private in each of {workers} workers"
-        ways = _way_out(result.would_evict, is_enough=result.fits_after_evicting)
         raise OverBudget(
             f"{key[0]}/{key[1]} needs {'at least ' if result.is_estimated else ''}"
             f"{result.needs_bytes} bytes ({result.new_bytes} of weights{and_private}), "
-            f"{room_text(result, budget_bytes)}: {ways}",
+            f"{room_text(result, budget_bytes)}: {load_way_out(result)}",
             result.to_json(),
         )
     return result
@@ -311,11 +315,18 @@ def room_text(plan: Plan, budget_bytes: int) -> str:
     return f"{plan.free_bytes} of the budget of {budget_bytes} are free"
 
 
+def load_way_out(plan: Plan) -> str:
+    """Say what makes room for a load that does not fit."""
+    if plan.needs_bytes > plan.budget_bytes:
+        return "no unload makes so much room, raise memory_budget"
+    return _way_out(plan.would_evict, is_enough=plan.fits_after_evicting)
+
+
 def _way_out(evictions: Sequence[Eviction], *, is_enough: bool) -> str:
     named = ", ".join(
         f"{item.key[0]}/{item.key[1]} (gives {item.frees_bytes})" for item in evictions
     )
     if not named:
-        return "unload a version or raise memory_budget"
+        return NO_UNLOAD
     enough = "" if is_enough else " (not enough by itself)"
     return f"unload {named}{enough} or raise memory_budget"

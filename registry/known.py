@@ -36,6 +36,25 @@ def unknown_alias(model: str, asked: object, known: Collection[int]) -> NotFound
     )
 
 
+def no_route(model: str, ready: Collection[int]) -> str:
+    """Say that a model has no route, and what gives it one; ``ready``: its READY versions.
+
+    A load makes a route only of a version that was not READY before, so those that are READY have
+    to be named.
+    """
+    if not ready:
+        return (
+            f"model {shown(model)} has no route, and no version of it is READY: load one, "
+            "the first to be READY becomes the route"
+        )
+    named = ", ".join(map(str, sorted(ready, reverse=True)[:MOST_NAMED]))
+    more = " and others" if len(ready) > MOST_NAMED else ""
+    return (
+        f"model {shown(model)} has no route: name a version in the path (READY: {named}{more}), or "
+        f"give it a route, as `ramrack route {model} {max(ready)}` does"
+    )
+
+
 def close_to(asked: str, known: Collection[str]) -> list[str]:
     """Return at most three names that were perhaps meant, the closest first.
 

@@ -90,7 +90,7 @@ class ObjectPool:
         if free - more_bytes < self._reserve_bytes:
             raise StoreFull(
                 f"no room for {more_bytes} more bytes of object {digest}: the disk has {free} "
-                f"bytes free, of which {self._reserve_bytes} are kept for the way back; "
+                f"bytes free, and {self._reserve_bytes} have to stay free for the way back; "
                 "remove versions and run gc"
             )
 

@@ -20,7 +20,7 @@ from typing import Generic, TypeVar
 
 from registry.errors import Conflict, NotReady
 from registry.ident import LATEST, shown
-from registry.known import unknown_alias, unknown_model, unknown_version
+from registry.known import no_route, unknown_alias, unknown_model, unknown_version
 from registry.lifecycle import State
 from registry.manifest import JsonObject
 from registry.slots import Slots
@@ -259,15 +259,17 @@ class ServingMap(Generic[T]):
 def _resolve(model: ModelView[T], selector: str | int | None) -> int:
     if selector is None:
         if model.route is None:
-            raise NotReady(
-                f"model {shown(model.name)} has no route: load a version, or name one in the path"
-            )
+            raise NotReady(no_route(model.name, _serving(model)))
         return model.route.split[0].version
     if selector == LATEST:
-        serving = [number for number, view in model.versions.items() if view.target is not None]
+        serving = _serving(model)
         if not serving:
             raise NotReady(f"model {shown(model.name)} has no version that serves")
         return max(serving)
     if isinstance(selector, str) and selector in model.aliases:
         return model.aliases[selector]
     raise unknown_alias(model.name, selector, model.versions)
+
+
+def _serving(model: ModelView[T]) -> list[int]:
+    return [number for number, view in model.versions.items() if view.target is not None]

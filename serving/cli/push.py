@@ -206,6 +206,11 @@ def push(
                 package, result = faster, _send(client, faster, reason, stage)
                 if not as_json:
                     _print_result(package, result)
+        if metadata and not result.created:
+            note(
+                f"--meta is not kept: {name}/{result.version} has this content already, and keeps "
+                "the meta that it was first pushed with"
+            )
         pushed = dataclasses.asdict(result) | _sizes(package) | {
             "parity": package.manifest.parity, **more}  # fmt: skip
         try:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
 from registry.ident import shown
+from serving.cli.change_words import change_text
 from serving.cli.options import (
     ADMIN_URL_DEFAULT,
     AdminUrl,
@@ -146,13 +146,7 @@ def _event_row(event: dict[str, Any]) -> list[object]:
     model = event.get("model") or ""
     if event.get("version"):
         model += f"/{event['version']}"
-    before, after = event.get("before"), event.get("after")
-    change = f"{_short(before)} -> {_short(after)}" if before != after else ""
+    change = change_text(event.get("before"), event.get("after"))
     return [
         event["seq"], event["time"], event["who"], event["kind"], model, change, event["reason"],
     ]  # fmt: skip
-
-
-def _short(value: object) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= 40 else text[:37] + "..."

@@ -117,12 +117,11 @@ class Ledger:
             is_bound=True,
         )
         ways = " and ".join(f"{e.key[0]}/{e.key[1]}" for e in found.would_evict)
+        way_out = f"unload {ways} or more, or raise memory_budget" if ways else budget.NO_UNLOAD
         return OverBudget(
             f"{key[0]}/{key[1]} needs more than {private_bytes} bytes of private memory in each of "
             f"{self.workers} workers, and {found.new_bytes} of weights; "
-            f"{budget.room_text(found, self.budget_bytes)}: "
-            f"{f'unload {ways} or more, or' if ways else 'unload other versions or'} raise "
-            "memory_budget",
+            f"{budget.room_text(found, self.budget_bytes)}: {way_out}",
             found.to_json(),
         )
 
@@ -161,9 +160,12 @@ class Ledger:
         return held
 
     def plan(self, record: VersionRecord) -> Plan:
-        """Return what loading the version would take, by what is known of it; changes nothing."""
+        """Return what loading the version would take, by what is known of it; changes nothing.
+
+        What a start is still to bring back was not admitted yet, and is planned as it will be then.
+        """
         key = (record.model, record.version)
-        held = self.held()
+        held = self._brought() if key in self._writer.restoring else self.held()
         new = held.get(key) or self._least(record, held)
         return budget.plan(self.budget_bytes, held, key, new, self.workers, self._evictable(held))
 

@@ -13,6 +13,7 @@ from typing import Final
 
 from registry import desired
 from registry.desired import DesiredState
+from registry.errors import Corrupt
 from registry.plan import Change, Load, Plan, Switch
 from registry.rollout import Stamp
 from serving.auth import SERVER, Actor
@@ -54,7 +55,7 @@ class PlanRunner:
                     states = await self._switch(step, actor, reason)
                 else:
                     is_wanted = step.version in self._writer.state.model(step.model).loaded
-                    await _ended(self._load(step.model, step.version, actor, reason))
+                    await self._loaded(step, actor, reason)
                     if not is_wanted:
                         loaded.append(step)
         except PLANNED as error:
@@ -62,6 +63,16 @@ class PlanRunner:
                 await self._unload_again(loaded, message_of(error))
             raise
         return states
+
+    async def _loaded(self, step: Load, actor: Actor, reason: str) -> None:
+        try:
+            await _ended(self._load(step.model, step.version, actor, reason))
+        except Corrupt as error:
+            # It names the object alone; who asked for a change of route knows only versions.
+            raise Corrupt(
+                f"{step.model}/{step.version} cannot be loaded, so the route stays as it is: "
+                f"{error}"
+            ) from error
 
     async def _switch(
         self, step: Switch, actor: Actor, reason: str

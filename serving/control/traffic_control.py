@@ -15,6 +15,7 @@ from registry import model_settings, plan
 from registry.desired import Alias, DesiredState, ModelState
 from registry.errors import Conflict, NotFound
 from registry.ident import check_alias, shown
+from registry.known import no_route
 from registry.lifecycle import State
 from registry.plan import Check, Plan
 from registry.rollout import Route
@@ -182,10 +183,12 @@ class TrafficControl:
 
 
 def _route_of(state: DesiredState, name: str) -> Route:
-    route = state.model(name).route
-    if route is None:
-        raise NotFound(f"{name} has no route: the first version loaded becomes it")
-    return route
+    model = state.model(name)
+    if model.route is None:
+        raise NotFound(
+            no_route(name, [version for version in model.loaded if model.is_ready(version)])
+        )
+    return model.route
 
 
 def _route_etag(model: ModelState) -> str | None:

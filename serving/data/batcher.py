@@ -382,7 +382,7 @@ class Batcher:
 
     def _expire(self, member: Member, now_ns: int) -> None:
         waited_ms = (now_ns - member.submitted_ns) // NS_PER_MS
-        self.end(member, DeadlineExpired(f"no answer of {self._name} within {waited_ms} ms"))
+        self.end(member, DeadlineExpired(f"no answer of {self._name} after {waited_ms} ms"))
 
     def end(self, member: Member, error: Failure) -> None:
         """Tell a member how it ended, if it did not end before; for the slots."""

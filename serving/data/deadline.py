@@ -33,6 +33,17 @@ def timeout_ns(header_ms: str | None, parameter_us: int | None, default_ns: int)
     return min(asked)
 
 
+def limit_text(limit_ns: int, header_ms: str | None, parameter_us: int | None) -> str:
+    """Say which deadline passed and where it came from, with the arguments of ``timeout_ns``."""
+    if header_ms is not None and limit_ns == int(header_ms) * NS_PER_MS:
+        source = "header x-request-timeout-ms"
+    elif parameter_us:
+        source = "parameter timeout"
+    else:
+        source = "setting timeout_ms of the model or the server"
+    return f"the deadline was {limit_ns / NS_PER_MS:.12g} ms ({source})"
+
+
 def json_length(header: str | None) -> int | None:
     """Return the bytes of the JSON part that a head names, None for a body that is all JSON."""
     return None if header is None else length_of(header)

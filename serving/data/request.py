@@ -21,12 +21,12 @@ from serving.codec.row_texts import RowTexts
 from serving.data.batch_queue import Member, RunResult
 from serving.data.batch_run import group_key
 from serving.data.call import LENGTH_HEADER, Answer, InferCall
-from serving.data.deadline import json_length, length_of, timeout_ns
+from serving.data.deadline import json_length, length_of, limit_text, timeout_ns
 from serving.data.refusal import error_answer, reason_of
 from serving.data.response_cache import Key, ResponseCache, key_of
 from serving.data.served import ServedVersion
 from serving.data.timing import server_timing
-from serving.errors import Cancelled, PayloadTooLarge, status_of
+from serving.errors import Cancelled, DeadlineExpired, PayloadTooLarge, status_of
 from serving.metrics.page import PlaneCounters, Timing
 from serving.web.errors import JSON_TYPE, REQUEST_ID, Headers
 
@@ -305,9 +305,17 @@ class Request(Member):
                 decoded = replace(decoded, inputs=arrays_of(self.inputs))
             owner.watch(self._call, self.version, decoded, arrays)
 
+    def _limit_text(self) -> str:
+        decoded = self._decoded
+        timeout_us = decoded.timeout_us if isinstance(decoded, v2.InferCall) else None
+        limit_ns = self.deadline_ns - self._start_ns
+        return limit_text(limit_ns, self._call.head.timeout_ms, timeout_us)
+
     def _fail(self, error: Exception) -> None:
         if self._is_answered:
             return
+        if isinstance(error, DeadlineExpired):
+            error = DeadlineExpired(f"{error}: {self._limit_text()}")
         code, version, head = status_of(error), self.version, self._call.own_head()
         timing = None
         if isinstance(error, RunFailed | RunTerminated | InputRefused):

@@ -96,6 +96,22 @@ def test_budget_that_is_overdrawn_has_nothing_free():
         budget.admit(50, held, B, Footprint({"n": 1}, 0), workers=1, evictable=[A])
 
 
+@pytest.mark.parametrize(
+    ("held", "needs_bytes", "way_out"),
+    [
+        ({}, 51, "50 are free: no unload makes so much room, raise memory_budget"),
+        ({A: Footprint({"x": 40}, 0)}, 11, "50 are free: no version that may be unloaded makes"),
+    ],
+)  # fmt: skip
+def test_a_refusal_advises_no_unload_where_none_helps(held, needs_bytes, way_out):
+    """Where all is free, or all that is loaded has to stay, an unload is not the way out."""
+    with pytest.raises(OverBudget) as caught:
+        budget.admit(50, held, B, Footprint({"n": needs_bytes}, 0), workers=1)
+    assert way_out in str(caught.value)
+    assert "raise memory_budget" in str(caught.value)
+    assert ": unload" not in str(caught.value)
+
+
 def test_what_is_held_is_no_new_load_however_far_the_budget_is_exceeded():
     """A plan of a loaded version needs nothing and fits."""
     held = {A: Footprint({"x": 100}, 0)}

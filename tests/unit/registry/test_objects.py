@@ -125,7 +125,7 @@ def test_an_upload_stops_before_the_reserve_of_the_disk(tmp_path: Path) -> None:
 
     disk = SmallDisk()
     with Store.open(tmp_path / "store", files=disk, reserve_bytes=600) as store:
-        with pytest.raises(StoreFull, match="600 are kept"):
+        with pytest.raises(StoreFull, match="1000 bytes free, and 600 have to stay free"):
             store.begin_upload(digest_of(b""), 401)
         with store.begin_upload(digest_of(b"")) as transfer:
             transfer.write(bytes(10 << 20))

@@ -79,9 +79,15 @@ def test_what_is_known_and_does_not_serve_is_not_ready(state: State) -> None:
 
 
 def test_a_model_without_a_route_says_what_to_do() -> None:
-    """No route is NotReady, also before the first snapshot came."""
-    serving = ServingMap(snapshot(view(1)))
-    with pytest.raises(NotReady, match="has no route: load a version"):
+    """No route is NotReady, also before the first snapshot came.
+
+    What is READY is not to be loaded: that would change nothing, so the route is to be given.
+    """
+    serving = ServingMap(snapshot(view(1), view(3), view(4, State.FAILED, "x")))
+    with pytest.raises(NotReady, match=r"has no route: .*READY: 3, 1\).*`ramrack route m 3`"):
+        serving.acquire("m", None)
+    serving = ServingMap(snapshot(view(1, State.UNLOADED, "x")))
+    with pytest.raises(NotReady, match="has no route, and no version of it is READY: load one"):
         serving.acquire("m", None)
     empty: ServingMap[str] = ServingMap()
     assert (empty.snapshot.generation, empty.snapshot.is_restored) == (0, False)

@@ -528,6 +528,24 @@ async def test_restart_loads_again_what_was_loaded_routed_first(world):
     assert sorted(world.inspector.calls) == asked
 
 
+async def test_a_rollback_to_a_damaged_version_names_it_and_leaves_the_route(world):
+    """Not the object alone, which nobody knows who rolls back."""
+    await world.push_loaded("m", 3)
+    traffic = world.control.traffic
+    for version in (2, 3):
+        await traffic.set_route("m", RouteWish.whole(version), world.actor)
+    await world.control.unload("m", 1, world.actor).wait(20)
+    graph = world.control.writer.record("m", 1).manifest.graph
+    path = world.store.objects_dir / graph.removeprefix("sha256:")
+    path.chmod(0o644)
+    path.write_bytes(b"M graph 0")
+
+    with pytest.raises(Corrupt, match=r"^m/1 cannot be loaded, so the route stays as it is: "):
+        await traffic.rollback("m", 1, world.actor)
+
+    assert traffic.route("m").traffic.versions == (3,)
+
+
 async def test_restart_with_a_damaged_version_brings_the_others_back(world):
     """A version whose objects are damaged is FAILED, and its route goes back."""
     await world.push_loaded("m", 1)

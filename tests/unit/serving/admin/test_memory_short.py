@@ -59,7 +59,8 @@ async def test_what_finds_no_memory_at_a_start_comes_back_at_the_next_one_with_r
     assert state == "FAILED"
     assert reason.startswith(
         "not loaded for lack of memory: m/1 needs 603 bytes (603 of weights and 0 private in each "
-        "of 2 workers), 397 of the budget of 1000 are free: unload a version or raise memory_budget"
+        "of 2 workers), 397 of the budget of 1000 are free: no version that may be unloaded makes "
+        "room,"
     )
     assert "`ramrack load m 1`" in reason
     assert [(event.model, event.version) for event in await events(world, "waits_for_memory")] == [
@@ -127,6 +128,18 @@ async def test_a_route_to_what_waits_stays_and_the_rest_of_a_split_answers(world
     await restarted(world, 10 * BYTES)
     target = world.fleet.targets[-1]
     assert (target.routes["m"], target.slots["m"]) == (split, route.slots)
+
+
+async def test_a_plan_of_what_a_start_is_to_bring_back_says_whether_there_is_room(world):
+    """It is wanted and not admitted yet: it needs its memory, beside what came back before it."""
+    await grown(world, "m", 2)
+    writer, ledger = world.control.writer, world.control.ledger
+    ledger.budget_bytes = 1000
+    writer.restoring.add(("m", 1))
+    found = world.control.plan("m", 1)
+    writer.restoring.discard(("m", 1))
+
+    assert (found.needs_bytes, found.free_bytes, found.fits) == (BYTES + 3, 397, False)
 
 
 async def test_nobody_stands_in_for_a_whole_route(world):

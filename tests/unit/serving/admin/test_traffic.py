@@ -438,6 +438,18 @@ async def test_release_happens_as_a_whole_or_not_at_all(world):
     assert (generation(world), world.store.events.last_seq, len(world.fleet.targets)) == before
 
 
+async def test_a_model_without_a_route_says_how_to_get_one(world):
+    """READY versions are to be routed to, for a load of one changes nothing; else one is loaded."""
+    await world.push_loaded("m", 2)
+    control = world.control.traffic
+    await control.delete_route("m", world.actor)
+    with pytest.raises(NotFound, match=r"READY: 2, 1\).*`ramrack route m 2`"):
+        control.route("m")
+    await world.push("n", b"a graph")
+    with pytest.raises(NotFound, match="no version of it is READY: load one"):
+        control.route("n")
+
+
 async def test_release_that_no_worker_took_is_taken_back_whole(world):
     """All models go back in one generation."""
     await world.push_loaded("m", 2)

@@ -209,6 +209,21 @@ def test_push_prints_sizes_savings_difference_and_version(
     assert result["state"] == "READY"
 
 
+def test_push_says_where_meta_is_not_kept(server, tmp_path: Path, capsys, fake_package):
+    """The same content is the old version with its old meta; whoever gave another one is told."""
+    path = tmp_path / "m.onnx"
+    path.write_bytes(ONNX_HEAD)
+    same = (200, {"model": "m", "version": 1, "digest": "sha256:1", "created": False})
+    server.answers["POST", "/admin/v1/models/m/versions"] = [same, same]
+    arguments = ["push", "m", str(path), "--admin-url", server.url]
+    assert main([*arguments, "--meta", "x=2"]) == 0
+    captured = capsys.readouterr()
+    assert "the same content is there as version 1" in captured.out
+    assert captured.err.startswith("--meta is not kept: m/1 has this content already")
+    assert main(arguments) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_push_says_why_a_library_serves_the_model(
     server, tmp_path: Path, capsys, monkeypatch, fake_package
 ):

@@ -362,10 +362,10 @@ def test_rm_gc_and_events(ramrack, server: FakeServer):
     assert ramrack("gc")[1] == "dropped 2 objects, 4.0 KiB\n"
     event = {"seq": 5, "time": "t", "kind": "route", "model": "m", "version": 2, "who": "me",
              "address": "a", "reason": "why",
-             "before": {"version": 1}, "after": {"version": 2}}  # fmt: skip
+             "before": {"aliases": {"stable": 1}}, "after": {"aliases": {"stable": 2}}}  # fmt: skip
     server.answers["GET", "/admin/v1/events"] = [(200, {"events": [event], "next": 5})]
     out = ramrack("events", "--model", "m", "--since", "4")[1]
-    assert '{"version": 1} -> {"version": 2}' in out
+    assert "alias stable 1 -> 2" in " ".join(out.split())
     assert server.calls[-1][2] == {"model": ["m"], "since": ["4"], "limit": ["50"]}
     server.answers["GET", "/admin/v1/events"] = [(200, {"events": [event], "next": 5})]
     ramrack("events")

@@ -492,7 +492,23 @@ async def test_a_deadline_that_passes_is_a_504(
     body = v2(1) if where == "header" else v2(1, parameters={"timeout": 20_000})
     response = await client.post(INFER, json=body, headers=headers)
     assert response.status_code == 504
-    assert error_of(response).startswith("no answer of fraud/3 within ")
+    assert error_of(response).startswith("no answer of fraud/3 after ")
+    source = "header x-request-timeout-ms" if where == "header" else "parameter timeout"
+    assert error_of(response).endswith(f": the deadline was 20 ms ({source})")
+    servable.release()
+
+
+async def test_the_deadline_of_a_request_that_names_none_is_told_with_its_setting(
+    plane: Plane, client: httpx.AsyncClient
+) -> None:
+    """The limit is what the setting says, not how long it took until somebody looked."""
+    servable = FakeServable(hold=True)
+    plane.add(servable=servable).timeout_ns = 15_500_000
+    response = await client.post(INFER, json=v2(1))
+    assert response.status_code == 504
+    assert error_of(response).endswith(
+        "the deadline was 15.5 ms (setting timeout_ms of the model or the server)"
+    )
     servable.release()
 
 
