@@ -155,8 +155,14 @@ def reinspect(state: DesiredState, name: str, version: int, inspection: JsonObje
     return _with(state, name, replace(model, loaded={**model.loaded, version: entry}))
 
 
-def finish_load(state: DesiredState, name: str, version: int, stamp: Stamp) -> DesiredState:
-    """Let a loaded version answer. The route moves only if there is none or it follows latest."""
+def finish_load(
+    state: DesiredState, name: str, version: int, stamp: Stamp, *, is_by_itself: bool = False
+) -> DesiredState:
+    """Let a loaded version answer. The route moves only if there is none or it follows latest.
+
+    ``is_by_itself``: nobody asked for the load. Then a model without a route is left without one,
+    and a route that follows latest never moves to an older version than it names.
+    """
     model = state.model(name)
     if version not in model.loaded:
         # Someone took it out meanwhile, and why is known: nothing is to be added to that.
@@ -167,12 +173,18 @@ def finish_load(state: DesiredState, name: str, version: int, stamp: Stamp) -> D
         loaded={**model.loaded, version: entry},
         waiting=_without(model.waiting, version),
     )
-    route = model.route
+    route, latest = model.route, model.latest
     if route is None:
-        route = moved(None, Traffic.whole(version), stamp)
-    elif route.is_latest and model.latest is not None:
-        route = moved(route, Traffic.whole(model.latest), stamp, is_latest=True)
-    return _with(state, name, replace(model, route=backed(route, model.is_kept)))
+        if not is_by_itself:
+            route = moved(None, Traffic.whole(version), stamp)
+    elif (
+        route.is_latest
+        and latest is not None
+        and not (is_by_itself and latest < max(route.traffic.versions))
+    ):
+        route = moved(route, Traffic.whole(latest), stamp, is_latest=True)
+    route = route and backed(route, model.is_kept)
+    return _with(state, name, replace(model, route=route))
 
 
 def wait_for_memory(state: DesiredState, name: str, version: int, reason: str) -> DesiredState:
@@ -220,8 +232,7 @@ def unload(state: DesiredState, name: str, version: int) -> DesiredState:
     model = state.model(name)
     if version not in model.loaded and version not in model.failed:
         raise Conflict(f"{name}/{version} is not loaded")
-    if version in model.loaded:
-        _refuse_held(name, version, model.holders(name, version), "unloaded")
+    _refuse_held(name, version, model.holders(name, version), "unloaded")
     model = replace(
         model,
         loaded=_without(model.loaded, version),

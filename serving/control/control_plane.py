@@ -139,7 +139,8 @@ class ControlPlane:
     def unload(self, model: str, version: int, actor: Actor, reason: str = "") -> Operation:
         """Begin an unload, or raise Conflict at once if something names the version."""
         self.writer.record(model, version)
-        if version in self.writer.state.model(model).loaded:
+        wanted = self.writer.state.model(model)
+        if version in wanted.loaded or version in wanted.failed:
             desired.unload(self.writer.state, model, version)
         return self._operate("unload", model, version, self.loads.unload, actor, reason)
 

@@ -96,8 +96,9 @@ class VersionLoads:
             operation.at("waiting for another load", 0.0)
             async with self._few_loads:
                 began_s = time.monotonic()
+                was_waiting = self._writer.is_waiting(key)
                 try:
-                    if self._writer.is_waiting(key):
+                    if was_waiting:
                         await self._load_again(key, Note("load", *key, actor, reason))
                     elif key in self._writer.restoring:
                         for error in (await self._bring_back([key])).values():
@@ -106,7 +107,13 @@ class VersionLoads:
                         await self._load(key, operation, actor, reason)
                 except PLANNED as error:
                     self.loads_ended["failed"] += 1
-                    await self._give_up(key, error, "load_failed", actor)
+                    is_short = self._is_short(key, error)
+                    if was_waiting:
+                        # It is as it was: that it waits was told, and READY it has not been.
+                        why = WAITING.format(error, *key) if is_short else message_of(error)
+                        await self._let_wait(key, why, None)
+                    if not (was_waiting and is_short):
+                        await self._give_up(key, error, "load_failed", actor)
                     raise
                 finally:
                     self._ledger.unreserve(key)
@@ -200,23 +207,35 @@ class VersionLoads:
         await writer.announce(lambda s: desired.has_memory(s, *key))
         for error in (await self._bring_back([key])).values():
             raise error
+        is_by_itself = note.actor is SERVER
+
+        def finish(state: DesiredState, stamp: Stamp) -> DesiredState:
+            return desired.finish_load(state, *key, stamp, is_by_itself=is_by_itself)
+
         try:
             # A route that follows the latest version goes on to it.
-            await writer.change(lambda s, stamp: desired.finish_load(s, *key, stamp), note)
+            await writer.change(finish, note)
         except RegistryError as error:
             _log.error("%s/%d is loaded again, which is not recorded: %s", *key, error)
 
     async def _give_up(self, key: Key, error: Exception, kind: str, actor: Actor) -> None:
         """Make FAILED what could not be loaded; what is wanted and only lacks memory waits."""
-        is_kept = self._writer.state.model(key[0]).is_kept(key[1])
-        if is_kept and isinstance(error, OverBudget | OutOfMemory):
+        if self._is_short(key, error):
             await self._let_wait(key, WAITING.format(error, *key), actor)
             return
         _log.error("%s/%d: %s: %s", *key, kind, error)
         await self.fail(key, message_of(error), kind, actor)
 
-    async def _let_wait(self, key: Key, reason: str, actor: Actor) -> None:
-        """Take a version out until there is memory for it; it stays wanted."""
+    def _is_short(self, key: Key, error: Exception) -> bool:
+        """Say whether a version is wanted and only lacks memory."""
+        is_kept = self._writer.state.model(key[0]).is_kept(key[1])
+        return is_kept and isinstance(error, OverBudget | OutOfMemory)
+
+    async def _let_wait(self, key: Key, reason: str, actor: Actor | None) -> None:
+        """Take a version out until there is memory for it; it stays wanted.
+
+        ``actor``: who the event names; None records none, for what waited before.
+        """
         writer = self._writer
         _log.error("%s/%d is %s", *key, reason)
 
@@ -225,6 +244,9 @@ class VersionLoads:
 
         async def change() -> None:
             writer.restoring.discard(key)
+            if actor is None:
+                await writer.announce(apply)
+                return
             note = Note("waits_for_memory", *key, actor, reason)
             try:
                 await writer.change(lambda state, _: apply(state), note)

@@ -208,25 +208,29 @@ class DesiredMachine(RuleBasedStateMachine):
         if self.models[name].is_ready(version):
             self.grown[name, version] = self.grown.get((name, version), 0) + more
 
-    @rule(name=MODELS, version=VERSIONS)
-    def finish(self, name, version):
+    @rule(name=MODELS, version=VERSIONS, is_by_itself=st.booleans())
+    def finish(self, name, version, is_by_itself):
         model = self.models[name]
         allowed = model.states.get(version) in ("READY", "LOADING", "WAITING")
         if model.states.get(version) == "WAITING" and not self.is_admitted((name, version)):
             return
-        change = lambda: desired.finish_load(self.state, name, version, self.stamp())  # noqa: E731
+        change = lambda: desired.finish_load(  # noqa: E731
+            self.state, name, version, self.stamp(), is_by_itself=is_by_itself
+        )
         if self.attempt(allowed, change):
             model.states[version] = "READY"
+            latest = max(model.ready())
             if model.traffic is None:
-                model.move(Traffic.whole(version))
-            elif model.is_latest:
-                model.move(Traffic.whole(max(model.ready())), is_latest=True)
+                if not is_by_itself:
+                    model.move(Traffic.whole(version))
+            elif model.is_latest and (not is_by_itself or latest > max(model.traffic.versions)):
+                model.move(Traffic.whole(latest), is_latest=True)
 
     @rule(name=MODELS, version=VERSIONS)
     def load(self, name, version):
         self.publish(name, version)
         self.begin(name, version)
-        self.finish(name, version)
+        self.finish(name, version, is_by_itself=False)
 
     @rule(name=MODELS, version=VERSIONS)
     def fail(self, name, version):
@@ -237,8 +241,7 @@ class DesiredMachine(RuleBasedStateMachine):
     @rule(name=MODELS, version=VERSIONS)
     def unload(self, name, version):
         model = self.models[name]
-        state = model.states.get(version)
-        allowed = state == "FAILED" or (state is not None and not model.is_held(version))
+        allowed = version in model.states and not model.is_held(version)
         if self.attempt(allowed, lambda: desired.unload(self.state, name, version)):
             del model.states[version]
 
@@ -374,11 +377,12 @@ class DesiredMachine(RuleBasedStateMachine):
         if value is not None:
             self.models[name].settings[key] = value
 
-    @rule(name=MODELS, data=st.data())
-    def finish_again(self, name, data):
+    @rule(name=MODELS, data=st.data(), is_by_itself=st.booleans())
+    def finish_again(self, name, data, is_by_itself):
         """What is in memory, or waits for it, is most often what is loaded next."""
         if self.state.model(name).loaded:
-            self.finish(name, data.draw(st.sampled_from(sorted(self.state.model(name).loaded))))
+            version = data.draw(st.sampled_from(sorted(self.state.model(name).loaded)))
+            self.finish(name, version, is_by_itself=is_by_itself)
 
     @rule(budget_bytes=st.sampled_from([12, 25, BUDGET_BYTES]))
     def restart(self, budget_bytes):

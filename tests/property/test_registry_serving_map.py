@@ -6,7 +6,7 @@ import asyncio
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from registry.errors import NotFound, NotReady
 from registry.lifecycle import State
@@ -15,7 +15,9 @@ from registry.slots import Slots, moved_slots
 from registry.split import Split
 from registry.traffic import WEIGHT_SUM, Share, Traffic
 
-versions = st.dictionaries(st.integers(1, 4), st.sampled_from(State), max_size=4)
+# Mostly what can be held: otherwise few runs get to a handle, and none to what is done with it.
+states = st.sampled_from([State.READY] * 8 + list(State))
+versions = st.dictionaries(st.integers(1, 4), states, min_size=2, max_size=4)
 keys = st.none() | st.sampled_from([b"", b"ann", b"bob", b"\xff" * 256])
 selectors = st.none() | st.integers(1, 4) | st.sampled_from(["latest", "stable", "other"])
 
@@ -45,6 +47,10 @@ class ServingMapMachine(RuleBasedStateMachine):
         self.targets: dict[int, object] = {}
         self.held: list[Handle[object]] = []
         self.waiters: list[tuple[int, asyncio.Task[None]]] = []
+
+    @initialize()
+    def begin_ready(self) -> None:
+        self.replace(dict.fromkeys(range(1, 5), State.READY), Traffic.whole(1), 2)
 
     def teardown(self) -> None:
         for handle in self.held:
@@ -128,6 +134,16 @@ class ServingMapMachine(RuleBasedStateMachine):
         handle = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
         for _ in range(times):
             handle.release()
+
+    @precondition(lambda self: self.targets)
+    @rule(data=st.data(), count=st.integers(2, 4))
+    def release_one_of_several_twice(self, data: st.DataObject, count: int) -> None:
+        """What ends one use twice ends the use of somebody else."""
+        version = data.draw(st.sampled_from(sorted(self.targets)))
+        self.held += [self.map.acquire("m", version) for _ in range(count)]
+        handle = self.held.pop()
+        handle.release()
+        handle.release()
 
     @rule(version=st.integers(1, 4))
     def wait_for_drain(self, version: int) -> None:

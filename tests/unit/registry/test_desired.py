@@ -44,6 +44,28 @@ def test_first_version_loaded_becomes_the_route():
     assert state.model("m").latest == 10
 
 
+def test_what_comes_back_by_itself_takes_no_traffic_that_nobody_gave_it():
+    """No route comes of it, and one that follows latest is not moved to an older version."""
+    state = desired.delete_route(loaded(DesiredState(), "m", 1, 3), "m")
+    state = desired.wait_for_memory(state, "m", 1, "why")
+    back = desired.finish_load(state, "m", 1, stamp(8), is_by_itself=True)
+    assert back.model("m").route is None
+
+    state = desired.follow_latest(state, "m", stamp(8))
+    state = desired.wait_for_memory(state, "m", 3, "why")
+    back = desired.finish_load(state, "m", 1, stamp(9), is_by_itself=True)
+    assert back.model("m").route.traffic == whole(3)
+    assert back.model("m").latest == 1
+
+    state = desired.begin_load(state, "m", 4, {})
+    state = desired.finish_load(state, "m", 4, stamp(10))
+    state = desired.wait_for_memory(state, "m", 4, "why")
+    state = desired.finish_load(state, "m", 3, stamp(11))
+    assert state.model("m").route.traffic == whole(3)
+    back = desired.finish_load(state, "m", 4, stamp(12), is_by_itself=True)
+    assert back.model("m").route.traffic == whole(4)
+
+
 def test_version_being_loaded_is_not_ready():
     """Between begin and finish nothing can name the version."""
     state = desired.begin_load(loaded(DesiredState(), "m", 1), "m", 2, {})
@@ -68,6 +90,19 @@ def test_follow_latest_moves_with_each_load_until_it_is_pinned():
     state = desired.set_route(state, "m", whole(10), stamp(50))
     assert state.model("m").route.previous == whole(2)
     assert loaded(state, "m", 11).model("m").route.traffic == whole(10)
+
+
+def test_unload_refuses_a_failed_version_that_is_named():
+    """An alias or route to what FAILED goes on saying why, and the refusal names the way out."""
+    state = desired.set_alias(loaded(DesiredState(), "m", 1, 2), "m", "other", 2, stamp(7))
+    for version, why in ((1, "--delete"), (2, "ramrack alias m other --delete")):
+        state = desired.fail(state, "m", version, "damaged", stamp(8))
+        with pytest.raises(Conflict, match=f"m/{version} cannot be unloaded: .*{why}"):
+            desired.unload(state, "m", version)
+
+    state = desired.unload(desired.delete_alias(state, "m", "other"), "m", 2)
+    state = desired.unload(desired.delete_route(state, "m"), "m", 1)
+    assert state.model("m").failed == {}
 
 
 def test_unload_and_delete_refuse_what_is_named():

@@ -305,6 +305,18 @@ async def test_unload_of_a_failed_version_forgets_the_failure(world):
     assert world.control.status("m", 1)[0] == "UNLOADED"
 
 
+async def test_unload_of_a_failed_version_that_an_alias_names_is_refused_at_once(world):
+    """No operation begins, and the alias names what it named."""
+    await world.push_loaded("m", 2)
+    await world.control.traffic.set_alias("m", "other", 2, world.actor)
+    await world.control.loads.fail(("m", 2), "damaged", "damaged", world.actor)
+
+    with pytest.raises(Conflict, match="m/2 cannot be unloaded: alias 'other' names it"):
+        world.control.unload("m", 2, world.actor)
+
+    assert world.control.status("m", 2) == ("FAILED", "damaged")
+
+
 async def test_c08_equal_loads_at_once_share_one_operation(world):
     """Eight callers that load one version get one operation and one inspection."""
     await world.push("m", b"graph")

@@ -180,6 +180,7 @@ async def test_a_load_of_what_waits_says_what_is_missing_and_works_with_room(wor
         await world.load("m", 3)
 
     assert world.control.status("m", 3)[1].startswith("not loaded for lack of memory")
+    assert len(await events(world, "waits_for_memory")) == 1
     assert 3 in world.control.model("m").loaded
     await world.unload("m", 2)
     await settled(world)
@@ -211,6 +212,26 @@ async def test_what_is_asked_for_by_name_comes_back_when_room_appears(world):
     assert (event.who, event.reason) == ("server", "there is memory for it again")
 
 
+async def test_what_comes_back_by_itself_never_becomes_the_route(world):
+    """A removed route stays removed: no older version answers without being asked to."""
+    await grown(world, "m", 2)
+    await world.control.traffic.set_route("m", RouteWish.whole(2), world.actor)
+    await world.control.traffic.set_alias("m", "old", 1, world.actor)
+    await restarted(world, BYTES + 100)
+    assert world.fleet.held == {("m", 2): True}
+
+    await world.control.traffic.delete_route("m", world.actor)
+    await world.unload("m", 2)
+    await settled(world)
+
+    assert world.fleet.held == {("m", 1): True}
+    assert world.control.model("m").route is None
+    assert world.fleet.targets[-1].routes == {}
+    world.control.ledger.budget_bytes = 10 * BYTES
+    await world.load("m", 2)
+    assert world.control.traffic.route("m").traffic == Traffic.whole(2)
+
+
 async def test_what_fails_otherwise_while_it_is_brought_back_is_failed(world):
     """Only a lack of memory lets a version wait."""
     await grown(world, "m", 3)
@@ -222,6 +243,7 @@ async def test_what_fails_otherwise_while_it_is_brought_back_is_failed(world):
         await world.load("m", 3)
 
     assert world.control.status("m", 3) == ("FAILED", "a worker cannot open it")
+    assert "ready" not in (await events(world, "load_failed"))[-1].before
     assert 3 not in world.control.model("m").loaded
     assert world.control.ledger.committed_bytes() == BYTES + 3
 
