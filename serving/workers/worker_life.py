@@ -63,6 +63,9 @@ class WorkerLife:
         finally:
             if not slot.is_left:
                 process.kill()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self.timings.exit_grace_s):
+                        await process.exited()
             for helper in helpers:
                 helper.cancel()
             await asyncio.gather(*helpers, return_exceptions=True)

@@ -36,11 +36,12 @@ SHARED = {
     "F22": (1, "ABCDEFGH"),
     "rolling": (1, "ABDEFG"),
 }
+# F9 is left to the bench: in so small a group the kernel now and then ends the parent as well, when
+# both workers are gone and their neighbour goes on taking.
 OWN = {
     "F2": (5, "ACDH"),
     "F6": (3, "ABCDEFGH"),
     "F8": (1, "ABCDEFGH"),
-    "F9": (1, "ACDEFGH"),
     "F10": (1, "ACH"),
     "F11": (15, "ABDEFG"),
     "connects": (60, "ABCDEFG"),
