@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias
 
 from registry.errors import Conflict, NotFound
 from registry.ident import check_alias, check_model_name
+from registry.known import no_route
 from registry.manifest import JsonObject
 from registry.model_settings import ModelSettings
 from registry.rollout import (
@@ -309,14 +310,14 @@ def follow_latest(state: DesiredState, name: str, stamp: Stamp) -> DesiredState:
 
 def rollback_target(state: DesiredState, name: str, to: int | None) -> Traffic:
     """Return the traffic that a rollback would restore; some of it may have to be loaded first."""
-    route = state.model(name).route
-    if route is None:
-        raise NotFound(f"{name} has no route to roll back: the next version loaded becomes it")
-    return rollback_traffic(name, route, to)
+    model = state.model(name)
+    if model.route is None:
+        raise NotFound(no_route(name, [v for v in model.loaded if model.is_ready(v)]))
+    return rollback_traffic(name, model.route, to)
 
 
 def delete_route(state: DesiredState, name: str) -> DesiredState:
-    """Remove the route, so that no version is held by it; the next version loaded becomes it."""
+    """Remove the route, so that no version is held by it; the next to become READY is it."""
     model = state.model(name)
     if model.route is None:
         raise NotFound(f"{name} has no route")
