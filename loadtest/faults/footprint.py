@@ -27,6 +27,8 @@ class Growth:
 STRICT: Final = Growth()
 # For a look at a busy machine after few requests: only what leaks with each of them.
 ROUGH: Final = Growth(memory_bytes=32 << 20, threads=16, pieces_share=1.0, settle_s=4.0)
+# Between two rounds of a warm-up: what has grown by no more than this is full.
+STEADY: Final = Growth(memory_share=0.005, pieces_share=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ import httpx
 from loadtest.faults.echo import Sample, burst
 from loadtest.faults.footprint import (
     ROUGH,
+    STEADY,
     STRICT,
     Footprint,
     Growth,
@@ -41,7 +42,6 @@ _MOST_LATE: Final = 0.01
 _FEW_REQUESTS: Final = 20
 _BEFORE_REQUESTS: Final = 1000
 _WARM_ROUNDS: Final = 12
-_STEADY: Final = Growth(memory_share=0.005, pieces_share=0)
 _BURST: Final = 64
 _BURSTS: Final = 8
 _QUEUE_LOOK_S: Final = 0.2
@@ -61,6 +61,11 @@ class Lab:
     is_timed: bool = True
     command: Sequence[str] = SERVE
     shared: FaultServer | None = None
+
+    @property
+    def growth(self) -> Growth:
+        """How much more the processes may hold at the end."""
+        return STRICT if self.is_timed else ROUGH
 
     @property
     def warm_requests(self) -> int:
@@ -182,7 +187,7 @@ def warm(lab: Lab, server: FaultServer, first: Callable[[], object], rate: float
                 asyncio.run(burst(server.port, paths, _BURST))
             load.wait_for(lab.warm_requests)
         now = quiet_footprint(lambda: processes(server))
-        if last is not None and not now.growth_over(last, _STEADY):
+        if last is not None and not now.growth_over(last, STEADY):
             break
         last = now
 
@@ -239,8 +244,7 @@ def settled(server: FaultServer, condition: Callable[[], bool], timeout_s: float
 
 def judge_footprint(lab: Lab, server: FaultServer, outcome: Outcome, before: Footprint) -> None:
     """Judge G: nothing grew for good."""
-    allowed = STRICT if lab.is_timed else ROUGH
-    grown = settled_growth(before, lambda: processes(server), allowed)
+    grown = settled_growth(before, lambda: processes(server), lab.growth)
     outcome.judge("G", not grown, f"for good: {grown}")
 
 

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Final
 
-from loadtest.faults.echo import Connection, Question, Sample
-from loadtest.faults.footprint import quiet_footprint
+from loadtest.faults.echo import Connection, Question, Sample, burst
+from loadtest.faults.footprint import STEADY, Footprint, quiet_footprint, settled_growth
 from loadtest.faults.lab import (
     Fault,
     Lab,
@@ -44,6 +44,8 @@ _CLOSED_CONNECTIONS: Final = 16
 _FEW_ROWS: Final = 32
 _LEAST_OVERLOAD: Final = 400.0
 _PROBE_RATE: Final = 20.0
+_CROWD: Final = 768
+_MOST_CROWDS: Final = 12
 # What may be said to a request that is too many.
 _ANSWERS: Final = frozenset({200, 429})
 
@@ -62,12 +64,31 @@ def overload(lab: Lab, outcome: Outcome) -> None:
         if not lab.is_timed:
             capacity = max(capacity, _LEAST_OVERLOAD / _MOST)
         _at(lab, server, outcome, _MOST * capacity, client_cores)
-        settled(server, lambda: queued(server) == 0)
-        before = quiet_footprint(lambda: processes(server))
+        before = _filled(server)
         for _ in range(outcome.count):
+            _climb(lab, server, outcome, capacity, client_cores)
+        if settled_growth(before, lambda: processes(server), lab.growth):
+            # The greatest crowd so far leaves its heap behind, a leak does so with every climb.
+            before = _filled(server)
             _climb(lab, server, outcome, capacity, client_cores)
         judge_footprint(lab, server, outcome, before)
         judge_store(server, outcome)
+
+
+def _filled(server: FaultServer) -> Footprint:
+    """Return what the processes hold after crowds that a load with a stall makes as well.
+
+    Batches and answers of a size that was not there before make the heap grow, once.
+    """
+    last: Footprint | None = None
+    for _ in range(_MOST_CROWDS):
+        asyncio.run(burst(server.port, [_PATH], _CROWD))
+        settled(server, lambda: queued(server) == 0)
+        now = quiet_footprint(lambda: processes(server))
+        if last is not None and not now.growth_over(last, STEADY):
+            break
+        last = now
+    return now
 
 
 def _rows(lab: Lab) -> int:
