@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from models import priority
 from models.errors import LoadFailed, OutOfMemory
 from models.servable import Loader, LoadSpec, Servable
 from models.signature import Signature
@@ -160,8 +159,9 @@ class Reconciler(Generic[S]):
 
     1. ``report(g)`` is called only when g holds; g twice changes nothing.
     2. A newer target takes effect on requests at once, also while a load is under way.
-    3. Loads run one at a time in a thread of their own, and so do unloads: creating a session
+    3. Loads run one at a time in ``loads``, and so do unloads: creating a session
        frees the interpreter lock, dropping a large one holds it, either would stall the loop.
+       ``loads`` is shut down when ``run`` ends.
     4. A version is closed only after its last handle, or after its drain timed out.
     """
 
@@ -170,6 +170,7 @@ class Reconciler(Generic[S]):
         serving_map: ServingMap[S],
         loader: Loader,
         *,
+        loads: ThreadPoolExecutor,
         objects_dir: Path,
         threads: int,
         drain_timeout_s: float,
@@ -198,11 +199,7 @@ class Reconciler(Generic[S]):
         self._removals: dict[VersionKey, _Removal[S]] = {}
         self._memory = PrivateMemory(bound=DataLimit(run_memory_bytes))
         self._unreleased: dict[VersionKey, int] = {}
-        self._thread = ThreadPoolExecutor(
-            1, thread_name_prefix="loads",
-            # With more threads the session's own pool would be started here and inherit it.
-            initializer=priority.step_back_thread if threads == 1 else None,
-        )  # fmt: skip
+        self._thread = loads
         self.is_loading = False
 
     def set_target(self, target: Target) -> None:

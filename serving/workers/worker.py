@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import uvloop
@@ -42,6 +43,7 @@ from serving.web.handover import ConnectionQueue
 from serving.web.server import HttpServer
 from serving.workers import messages
 from serving.workers.collecting import collect_rarely
+from serving.workers.load_thread import started_load_thread
 from serving.workers.messages import Hello, Report
 from serving.workers.process_memory import proportional_bytes
 from serving.workers.reconciler import Reconciler
@@ -81,6 +83,7 @@ class Worker:
         queue: ConnectionQueue,
         memory: MetricsMemory,
         loader: Loader,
+        loads: ThreadPoolExecutor,
     ) -> None:
         self._hello = hello
         self._wire = wire
@@ -98,6 +101,7 @@ class Worker:
         self._reconciler = Reconciler(
             serving_map,
             loader,
+            loads=loads,
             objects_dir=hello.objects_dir,
             threads=hello.threads,
             drain_timeout_s=hello.settings.drain_timeout_s,
@@ -294,10 +298,12 @@ async def _live(
         if hello.cpus:
             os.sched_setaffinity(0, hello.cpus)
         sys.setswitchinterval(SWITCH_S)
+        loads = started_load_thread(hello.threads)
         loop = asyncio.get_running_loop()
         loop.set_default_executor(background_executor(CODEC_THREADS))
         memory = MetricsMemory.attach(metrics_fd, hello.regions)
-        worker = Worker(hello, wire, listener, queue, memory, loader_factory(hello.threads))
+        loader = loader_factory(hello.threads)
+        worker = Worker(hello, wire, listener, queue, memory, loader, loads)
         collect_rarely()
         trim()
         await worker.run()

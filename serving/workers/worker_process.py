@@ -21,14 +21,15 @@ WORKER_COMMAND: Final = (sys.executable, "-P", "-m", "serving.workers.worker")
 _OUR_ROOT: Final = str(Path(__file__).resolve().parents[2])
 # Read once when the libraries are loaded, so they have to be right before the interpreter starts:
 # the threads of a run are the session's, and pools of BLAS and OpenMP beside them only contend.
-# Two arenas keep the heap of a threaded process from growing by one arena for each thread.
+# A bound on arenas keeps the heap of a threaded process from growing by one for each thread; with
+# so many the thread that loads has one of its own (see load_thread).
 ENVIRONMENT: Final[Mapping[str, str]] = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "NUMEXPR_NUM_THREADS": "1",
     "VECLIB_MAXIMUM_THREADS": "1",
-    "MALLOC_ARENA_MAX": "2",
+    "MALLOC_ARENA_MAX": "8",
 }
 # Lets a model file choose its own session options, a thread count of thousands among them.
 REMOVED: Final = ("ORT_LOAD_CONFIG_FROM_MODEL",)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -121,6 +122,7 @@ class Worker:
         self.reconciler: Reconciler[FakeServed] = Reconciler(
             self.map,
             self.loader,
+            loads=ThreadPoolExecutor(1),
             objects_dir=Path("objects"),
             threads=1,
             drain_timeout_s=drain_timeout_s,
