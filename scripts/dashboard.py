@@ -117,8 +117,9 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                (f"sum(ramrack_disk_bytes{{{OF}}})", "size")), "bytes"),
     )),
     ("Processes", (
-        Panel("Processor by worker", "1: a whole core.",
+        Panel("Processor by worker", "1: a whole core. Polling is a part of it, and no work.",
               ((rate("ramrack_worker_cpu_seconds_total", "slot", OF), "worker {{slot}}"),
+               (rate("ramrack_worker_poll_seconds_total", "slot", OF), "worker {{slot}} polling"),
                (f"sum(rate(process_cpu_seconds_total{{{OF}}}[$__rate_interval]))", "parent"))),
         Panel("Processor by model", "Of the threads that run its graph.",
               ((rate("ramrack_run_cpu_seconds_total", "model"), "{{model}}"),), is_stacked=True),

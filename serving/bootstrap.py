@@ -170,7 +170,10 @@ async def _serve(
             available_bytes, budget_bytes, plan.workers
         )
         supervisor = Supervisor(
-            replace(settings, tokens=data_tokens(settings, tokens), run_memory=run_memory),
+            replace(
+                settings, tokens=data_tokens(settings, tokens), run_memory=run_memory,
+                busy_poll_us=plan.busy_poll_us(settings.busy_poll_us),
+            ),
             plan=plan,
             listeners=sockets.data, memory=memory, objects_dir=objects_dir,
             worker_command=worker_command, queues=sockets.queues,

@@ -112,7 +112,9 @@ def _threads(machine: Machine) -> Finding:
     )
     where = ", ".join("+".join(map(str, cpus)) for cpus in plan.cpus)
     pinned = f"pinned to processors {where}" if any(plan.cpus) else "not pinned"
-    value = f"{count_text(plan.workers, 'worker')} with {plan.threads} each, {pinned}"
+    most_us = plan.busy_poll_us(settings.busy_poll_us)
+    polled = f"busy polling up to {most_us} us" if most_us else "no busy polling"
+    value = f"{count_text(plan.workers, 'worker')} with {plan.threads} each, {pinned}, {polled}"
     return Finding("threads", value, plan.excess(machine.usable_cores))
 
 

@@ -77,9 +77,12 @@ class DataPlane:
         )
         # Told of each answer with 200 once its caller has it; it must be quick and not raise.
         self.on_answered: OnAnswered | None = None
+        # Told when the last request under way is over, with the time when the first one began.
+        self.on_idle: Callable[[int], None] | None = None
         self._max_in_flight = settings.max_in_flight
         self._in_flight = 0
         self._begun = 0
+        self._woken_ns = 0
 
     @property
     def in_flight(self) -> int:
@@ -122,6 +125,8 @@ class DataPlane:
         self._in_flight += 1
         self._begun += 1
         request = Request(self, version, uses, call, done)
+        if self._in_flight == 1:
+            self._woken_ns = request.start_ns
         request.start()
         return request
 
@@ -130,6 +135,8 @@ class DataPlane:
         self._in_flight -= 1
         request.version.gate.in_flight -= 1
         request.uses.end()
+        if not self._in_flight and self.on_idle is not None:
+            self.on_idle(self._woken_ns)
 
     def watch(
         self, call: InferCall, version: ServedVersion, decoded: Decoded, arrays: list[Array]

@@ -68,7 +68,7 @@ class Request(Member):
     """
 
     __slots__ = ("_cache_key", "_call", "_call_id", "_decoded", "_done", "_is_answered",
-                 "_is_usual", "_owner", "_start_ns", "uses", "version")  # fmt: skip
+                 "_is_usual", "_owner", "start_ns", "uses", "version")  # fmt: skip
 
     _decoded: Decoded
 
@@ -93,7 +93,7 @@ class Request(Member):
         self._cache_key: Key | None = None
         self.rows = 0
         self.key = ()
-        self._start_ns = owner.clock()
+        self.start_ns = owner.clock()
 
     def start(self) -> None:
         """Go as far as it goes without waiting."""
@@ -156,7 +156,7 @@ class Request(Member):
         left_ns = version.timeout_ns
         if timeout_us or call.head.timeout_ms is not None:
             left_ns = timeout_ns(call.head.timeout_ms, timeout_us, left_ns)
-        self.deadline_ns = self._start_ns + left_ns
+        self.deadline_ns = self.start_ns + left_ns
         cache = version.cache
         if (
             cache is not None
@@ -260,7 +260,7 @@ class Request(Member):
         if json_bytes is not None:
             headers[0] = _BINARY_TYPE
         if head.is_timed:
-            total_ns = self._owner.clock() - self._start_ns
+            total_ns = self._owner.clock() - self.start_ns
             headers.append(server_timing(total_ns, run.started_ns - self.submitted_ns, run))
         if json_bytes is not None:
             headers.append((LENGTH_HEADER, str(json_bytes).encode("ascii")))
@@ -285,7 +285,7 @@ class Request(Member):
     def _answer(self, run: RunResult, start: int, end: int, answer: Answer) -> None:
         owner = self._owner
         self._is_answered = True
-        total_ns = owner.clock() - self._start_ns
+        total_ns = owner.clock() - self.start_ns
         queue_ns = run.started_ns - self.submitted_ns
         if run.is_open:
             run.total_ns.append(total_ns)
@@ -308,7 +308,7 @@ class Request(Member):
     def _limit_text(self) -> str:
         decoded = self._decoded
         timeout_us = decoded.timeout_us if isinstance(decoded, v2.InferCall) else None
-        limit_ns = self.deadline_ns - self._start_ns
+        limit_ns = self.deadline_ns - self.start_ns
         return limit_text(limit_ns, self._call.head.timeout_ms, timeout_us)
 
     def _fail(self, error: Exception) -> None:
@@ -319,7 +319,7 @@ class Request(Member):
         code, version, head = status_of(error), self.version, self._call.own_head()
         timing = None
         if isinstance(error, RunFailed | RunTerminated | InputRefused):
-            timing = Timing(self._owner.clock() - self._start_ns)
+            timing = Timing(self._owner.clock() - self.start_ns)
         if reason := reason_of(error):
             self._owner.plane_counters.rejected(reason)
         if code == 500:

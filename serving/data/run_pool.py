@@ -12,19 +12,25 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 R = TypeVar("R")
+# Calls that threads were given and have not ended; sets take and lose members in one step.
+UnderWay: TypeAlias = "set[Future[Any]]"
 # The weight of a nice value is 1.25 times that of the next: 5 leaves the loop three quarters.
 NORMAL_NICE: Final = 5
 MAX_NICE: Final = 19
 
 
 class RunPool:
-    """Gives versions their executors. ``close`` when nothing runs any more."""
+    """Gives versions their executors. ``close`` when nothing runs any more.
 
-    def __init__(self, max_runs: int) -> None:
+    ``under_way``: where runs that have not ended are kept.
+    """
+
+    def __init__(self, max_runs: int, under_way: UnderWay | None = None) -> None:
         self._max_runs = max_runs
+        self._under_way: UnderWay = set() if under_way is None else under_way
         self._pools: dict[int, ThreadPoolExecutor] = {}
 
     def executor(self) -> PriorityExecutor:
@@ -38,7 +44,7 @@ class RunPool:
         nice = min(max(NORMAL_NICE - priority, 0), MAX_NICE)
         pool = self._pools.get(nice)
         if pool is None:
-            pool = ThreadPoolExecutor(self._max_runs, f"run-{nice}", _give_way, (nice,))
+            pool = _Threads(self._max_runs, f"run-{nice}", nice, self._under_way)
             self._pools[nice] = pool
         return pool.submit(function, *arguments, **named)
 
@@ -60,9 +66,26 @@ class PriorityExecutor(Executor):
         return self._pool.submit(self.priority, function, *arguments, **named)
 
 
-def background_executor(threads: int) -> ThreadPoolExecutor:
-    """Return threads for what is no run and may wait, which give way like a run of priority 0."""
-    return ThreadPoolExecutor(threads, "background", _give_way, (NORMAL_NICE,))
+def background_executor(threads: int, under_way: UnderWay) -> ThreadPoolExecutor:
+    """Return threads for what is no run and may wait, which give way like a run of priority 0.
+
+    ``under_way``: where calls that have not ended are kept.
+    """
+    return _Threads(threads, "background", NORMAL_NICE, under_way)
+
+
+class _Threads(ThreadPoolExecutor):
+    """Threads of one nice value. It can be seen at no cost whether any has something to do."""
+
+    def __init__(self, threads: int, name: str, nice: int, under_way: UnderWay) -> None:
+        super().__init__(threads, name, _give_way, (nice,))
+        self._under_way = under_way
+
+    def submit(self, function: Callable[..., R], /, *arguments: Any, **named: Any) -> Future[R]:
+        future = super().submit(function, *arguments, **named)
+        self._under_way.add(future)
+        future.add_done_callback(self._under_way.discard)
+        return future
 
 
 def _give_way(nice: int) -> None:

@@ -23,6 +23,7 @@ UNKNOWN_MODEL: Final = "_unknown"
 # UNLOADED versions have no series, so their state needs none.
 STATES: Final = ("LOADING", "READY", "DRAINING", "FAILED")
 LOAD_RESULTS: Final = ("succeeded", "failed")
+POLL_RESULTS: Final = {"found": layout.POLLED_FOUND_NS, "vain": layout.POLLED_VAIN_NS}
 _NANO: Final = 10**9
 
 
@@ -222,6 +223,11 @@ class _Page:
                 for region in self._regions[slot::slots]
             )
             text.sample(used_ns / _NANO, labels(slot=str(slot)))
+        text.family("ramrack_worker_poll_seconds_total", COUNTER, "Awake, waiting for a request.")
+        for slot in range(slots):
+            for result, cell in POLL_RESULTS.items():
+                polled_ns = sum(region[cell] for region in self._regions[slot::slots])
+                text.sample(polled_ns / _NANO, labels(slot=str(slot), result=result))
         text.family("ramrack_worker_restarts_total", COUNTER, "Workers that were replaced.")
         for reason, count in facts.worker_restarts.items():
             text.sample(count, labels(reason=reason))

@@ -39,7 +39,7 @@ BATCH_ROWS_START: Final = layout.BATCH_ROWS.start
 BATCH_ROWS_SUM: Final = layout.BATCH_ROWS.sum_cell
 RUNNING: Final = layout.RUNNING
 CPU_OF_RUNS_NS: Final = layout.CPU_OF_RUNS_NS
-LAST_INFERENCE_MS: Final = layout.LAST_INFERENCE_MS
+LAST_INFERENCE_NS: Final = layout.LAST_INFERENCE_NS
 ROW_BOUNDS: Final = layout.ROW_BOUNDS
 BATCH_STATS: Final = layout.BATCH_STATS
 BATCH_STATS_CELLS: Final = layout.BATCH_STATS_CELLS
@@ -65,16 +65,36 @@ class Timing(NamedTuple):
 
 
 class VersionCounters:
-    """What one version did in one worker. Each method is a handful of increments."""
+    """What one version did in one worker. Each method is a handful of increments.
 
-    __slots__ = ("_cells",)
+    Nobody else may write to the block: what every request adds to is kept here as well, for to read
+    a cell takes longer than to write it.
+    """
+
+    __slots__ = ("_cells", "_cpu_ns", "_duration_ns", "_in_flight", "_infer_ns", "_inference_ns",
+                 "_input_ns", "_output_ns", "_queue_ns", "_rows", "_run_rows",
+                 "_running")  # fmt: skip
 
     def __init__(self, block: memoryview[int]) -> None:
-        self._cells = block
+        self._count_into(block)
+
+    def _count_into(self, cells: memoryview[int]) -> None:
+        self._cells = cells
+        self._in_flight = cells[IN_FLIGHT]
+        self._running = cells[RUNNING]
+        self._rows = cells[ROWS]
+        self._duration_ns = cells[DURATION_SUM]
+        self._queue_ns = cells[QUEUE_SUM]
+        self._input_ns = cells[INPUT_NS]
+        self._infer_ns = cells[INFER_NS]
+        self._output_ns = cells[OUTPUT_NS]
+        self._cpu_ns = cells[CPU_OF_RUNS_NS]
+        self._inference_ns = cells[INFERENCE_SUM]
+        self._run_rows = cells[BATCH_ROWS_SUM]
 
     def request_started(self) -> None:
         """Count a request in; each needs exactly one ``request_done``."""
-        self._cells[IN_FLIGHT] += 1
+        self._cells[IN_FLIGHT] = self._in_flight = self._in_flight + 1
 
     def request_done(self, code: int, rows: int, timing: Timing | None) -> None:
         """Count a request out. ``timing``: None where it never came to a run."""
@@ -82,13 +102,13 @@ class VersionCounters:
             self.request_answered(rows, *timing)
             return
         cells = self._cells
-        cells[IN_FLIGHT] -= 1
+        cells[IN_FLIGHT] = self._in_flight = self._in_flight - 1
         cells[BY_CODE + CODE_CELL.get(code, OTHER_CODE_CELL)] += 1
         if timing is None:
             return
         total_ns = timing.total_ns
         cells[DURATION_START + bisect_left(DURATION_BOUNDS_NS, total_ns)] += 1
-        cells[DURATION_SUM] += total_ns
+        cells[DURATION_SUM] = self._duration_ns = self._duration_ns + total_ns
         cells[FAIL_NS] += total_ns
 
     def request_answered(
@@ -102,16 +122,16 @@ class VersionCounters:
     ) -> None:
         """Count a request out that was answered with 200, as ``request_done`` does."""
         cells = self._cells
-        cells[IN_FLIGHT] -= 1
+        cells[IN_FLIGHT] = self._in_flight = self._in_flight - 1
         cells[BY_OK] += 1
         cells[DURATION_START + bisect_left(DURATION_BOUNDS_NS, total_ns)] += 1
-        cells[DURATION_SUM] += total_ns
-        cells[ROWS] += rows
+        cells[DURATION_SUM] = self._duration_ns = self._duration_ns + total_ns
+        cells[ROWS] = self._rows = self._rows + rows
         cells[QUEUE_START + bisect_left(DURATION_BOUNDS_NS, queue_ns)] += 1
-        cells[QUEUE_SUM] += queue_ns
-        cells[INPUT_NS] += input_ns
-        cells[INFER_NS] += infer_ns
-        cells[OUTPUT_NS] += output_ns
+        cells[QUEUE_SUM] = self._queue_ns = self._queue_ns + queue_ns
+        cells[INPUT_NS] = self._input_ns = self._input_ns + input_ns
+        cells[INFER_NS] = self._infer_ns = self._infer_ns + infer_ns
+        cells[OUTPUT_NS] = self._output_ns = self._output_ns + output_ns
 
     def requests_answered(
         self,
@@ -126,17 +146,17 @@ class VersionCounters:
         """
         count = len(total_ns)
         cells = self._cells
-        cells[IN_FLIGHT] -= count
+        cells[IN_FLIGHT] = self._in_flight = self._in_flight - count
         cells[BY_OK] += count
-        cells[ROWS] += rows
+        cells[ROWS] = self._rows = self._rows + rows
         _add_all(cells, DURATION_START, total_ns)
-        cells[DURATION_SUM] += sum(total_ns)
+        cells[DURATION_SUM] = self._duration_ns = self._duration_ns + sum(total_ns)
         _add_all(cells, QUEUE_START, queue_ns)
-        cells[QUEUE_SUM] += sum(queue_ns)
+        cells[QUEUE_SUM] = self._queue_ns = self._queue_ns + sum(queue_ns)
         input_ns, infer_ns, output_ns = parts_ns
-        cells[INPUT_NS] += input_ns * count
-        cells[INFER_NS] += infer_ns * count
-        cells[OUTPUT_NS] += output_ns * count
+        cells[INPUT_NS] = self._input_ns = self._input_ns + input_ns * count
+        cells[INFER_NS] = self._infer_ns = self._infer_ns + infer_ns * count
+        cells[OUTPUT_NS] = self._output_ns = self._output_ns + output_ns * count
 
     def cache_asked(self, lookup_ns: int, *, is_hit: bool) -> None:
         """Count a look into the response cache; a hit is answered without a run."""
@@ -150,11 +170,11 @@ class VersionCounters:
 
     def run_started(self) -> None:
         """Say that the graph runs now: a process that dies here was killed by this version."""
-        self._cells[RUNNING] += 1
+        self._cells[RUNNING] = self._running = self._running + 1
 
     def run_ended(self) -> None:
         """Say that a run is over, however it ended."""
-        self._cells[RUNNING] -= 1
+        self._cells[RUNNING] = self._running = self._running - 1
 
     def batch_done(
         self,
@@ -168,14 +188,14 @@ class VersionCounters:
     ) -> None:
         """Count one run of the graph over ``rows`` rows, and what its inputs lacked."""
         cells = self._cells
-        cells[CPU_OF_RUNS_NS] += cpu_ns
+        cells[CPU_OF_RUNS_NS] = self._cpu_ns = self._cpu_ns + cpu_ns
         if missing_values or unseen_categories:
             cells[layout.MISSING_VALUES] += missing_values
             cells[layout.UNSEEN_CATEGORIES] += unseen_categories
         cells[INFERENCE_START + bisect_left(DURATION_BOUNDS_NS, infer_ns)] += 1
-        cells[INFERENCE_SUM] += infer_ns
-        cells[BATCH_ROWS_SUM] += rows
-        cells[LAST_INFERENCE_MS] = time_ns() // 1_000_000
+        cells[INFERENCE_SUM] = self._inference_ns = self._inference_ns + infer_ns
+        cells[BATCH_ROWS_SUM] = self._run_rows = self._run_rows + rows
+        cells[LAST_INFERENCE_NS] = time_ns()
         if rows > MAX_BATCH_SIZE:
             cells[BATCH_ROWS_START + bisect_left(ROW_BOUNDS, rows)] += 1
             return
@@ -200,7 +220,7 @@ class VersionCounters:
 
     def detach(self) -> None:
         """Count into nothing from now on: the block may soon be another version's."""
-        self._cells = zeros(layout.BLOCK_CELLS)
+        self._count_into(zeros(layout.BLOCK_CELLS))
 
     @property
     def queue_depth(self) -> int:
@@ -238,6 +258,10 @@ class PlaneCounters:
         """Note how late the event loop woke last, and the processor time used so far."""
         self._cells[layout.LOOP_LAG_NS] = round(seconds * 1e9)
         self._cells[layout.CPU_NS] = time.process_time_ns()
+
+    def polled(self, has_found: bool, polled_ns: int) -> None:
+        """Count what the event loop polled until a request came, or none did."""
+        self._cells[layout.POLLED_FOUND_NS if has_found else layout.POLLED_VAIN_NS] += polled_ns
 
     def loading(self, key: VersionKey | None) -> None:
         """Say which version is being loaded, None once that is over."""

@@ -40,6 +40,8 @@ class Region:
         self._blocks: dict[VersionKey, int] = {}
         self._counters: dict[VersionKey, VersionCounters] = {}
         self._take_over()
+        # One object for all who share the block, for nobody else may write to it.
+        self._overflow = self._writer(layout.OVERFLOW_BLOCK)
 
     def version(self, model: str, version: int) -> VersionCounters:
         """Return the counters of a version; the same block as long as nobody dropped it.
@@ -53,8 +55,7 @@ class Region:
             if key not in self._blocks:
                 self._blocks[key] = self._find(key)
             block = self._blocks[key]
-            start = layout.block_at(block)
-            counters = VersionCounters(self._cells[start : start + layout.BLOCK_CELLS])
+            counters = self._overflow if block == layout.OVERFLOW_BLOCK else self._writer(block)
             self._counters[key] = counters
         return counters
 
@@ -63,11 +64,12 @@ class Region:
 
         Requests that are still under way then, after a drain that took too long, count no more.
         """
-        if counters := self._counters.pop((model, version), None):
-            counters.detach()
+        counters = self._counters.pop((model, version), None)
         block = self._blocks.pop((model, version), None)
         if block is None or block == layout.OVERFLOW_BLOCK:
             return
+        if counters is not None:
+            counters.detach()
         self._zero_gauges(block)
         entry = layout.entry_at(block)
         self._cells[layout.DROPS] += 1
@@ -94,6 +96,10 @@ class Region:
                 self._blocks[reading.read_key(cells, entry)] = block
                 self._zero_gauges(block)
         self._zero_gauges(layout.OVERFLOW_BLOCK)
+
+    def _writer(self, block: int) -> VersionCounters:
+        start = layout.block_at(block)
+        return VersionCounters(self._cells[start : start + layout.BLOCK_CELLS])
 
     def _find(self, key: VersionKey) -> int:
         cells = self._cells

@@ -13,7 +13,7 @@ Cells: TypeAlias = Sequence[int]
 VersionKey: TypeAlias = tuple[str, int]
 
 # Of these the largest over all workers counts, of all others the sum.
-_LARGEST: Final = (layout.LAST_INFERENCE_MS, layout.SHADOW_MAX_DIFFERENCE)
+_LARGEST: Final = (layout.LAST_INFERENCE_NS, layout.SHADOW_MAX_DIFFERENCE)
 
 
 @dataclass(slots=True)
@@ -117,7 +117,7 @@ def statistics(regions: Sequence[memoryview[int]], model: str, version: int) -> 
     return {
         "name": model,
         "version": str(version),
-        "last_inference": cells[layout.LAST_INFERENCE_MS],
+        "last_inference": cells[layout.LAST_INFERENCE_NS] // 1_000_000,
         "inference_count": cells[layout.ROWS],
         "execution_count": sum(runs),
         "inference_stats": {

@@ -16,11 +16,19 @@ MAX_DEFAULT_WORKERS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlan:
-    """``cpus``: for each slot the processors it is pinned to; empty where it may roam."""
+    """``cpus``: for each slot the processors it is pinned to; empty where it may roam.
+
+    ``owns_cores``: a worker may keep its cores awake, for no other one and no quota pays for it.
+    """
 
     workers: int
     threads: int
     cpus: tuple[tuple[int, ...], ...]
+    owns_cores: bool = False
+
+    def busy_poll_us(self, most_us: int) -> int:
+        """Return for how long a worker may poll, of what the settings allow."""
+        return most_us if self.owns_cores else 0
 
     def excess(self, usable_cores: int) -> str:
         """Say that the settings ask for more threads than there are cores; empty: they do not."""
@@ -47,9 +55,10 @@ def plan_workers(
     workers = workers or min(usable_cores, MAX_DEFAULT_WORKERS)
     threads = threads or max(1, usable_cores // workers)
     own = sorted(tuple(core) for core in cores)
-    is_pinned = workers > 1 and workers * threads <= len(own) and usable_cores >= len(own)
+    owns_cores = workers * threads <= len(own) <= usable_cores
+    is_pinned = workers > 1 and owns_cores
     cpus = tuple(
         tuple(sorted(chain(*own[slot * threads : (slot + 1) * threads]))) if is_pinned else ()
         for slot in range(workers)
     )
-    return WorkerPlan(workers, threads, cpus)
+    return WorkerPlan(workers, threads, cpus, owns_cores)

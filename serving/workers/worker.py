@@ -27,12 +27,13 @@ from registry.serving_map import ServingMap
 from serving.data.app import create_data_app
 from serving.data.batcher import Batcher, BatchLimits
 from serving.data.body import BodyReader
+from serving.data.busy_poll import BusyPoll
 from serving.data.data_plane import DataPlane, RequestHead, ServedVersion
 from serving.data.lane import InferLane
 from serving.data.model_gate import ModelGate
 from serving.data.response_cache import ResponseCache
 from serving.data.run_policy import RunPolicy, has_one_shape, may_inline
-from serving.data.run_pool import RunPool, background_executor
+from serving.data.run_pool import RunPool, UnderWay, background_executor
 from serving.data.served import platform_of
 from serving.fleet import VersionKey
 from serving.logs import configure_logs
@@ -84,6 +85,7 @@ class Worker:
         memory: MetricsMemory,
         loader: Loader,
         loads: ThreadPoolExecutor,
+        threads_at_work: UnderWay,
     ) -> None:
         self._hello = hello
         self._wire = wire
@@ -93,7 +95,8 @@ class Worker:
         self._may_accept = asyncio.Event()
         self._is_restored = False
         self._has_no_successor = asyncio.Event()
-        self._runs = RunPool(MAX_RUNS)
+        self._threads_at_work = threads_at_work
+        self._runs = RunPool(MAX_RUNS, threads_at_work)
         cache_bytes = hello.settings.response_cache_bytes
         self._cache = ResponseCache(cache_bytes) if cache_bytes else None
         self._gates: dict[str, ModelGate] = {}
@@ -113,6 +116,13 @@ class Worker:
             run_memory_bytes=hello.settings.run_memory,
         )
         self._plane = DataPlane(serving_map, self._region.plane, hello.settings, memory.statistics)
+        if hello.settings.busy_poll_us:
+            self._plane.on_idle = BusyPoll(
+                hello.settings.busy_poll_us * 1000,
+                is_busy=self._has_work,
+                polled=self._region.plane.polled,
+                call_soon=asyncio.get_running_loop().call_soon,
+            ).idle
         bodies = BodyReader(hello.settings)
         self._server = HttpServer(
             create_data_app(self._plane, hello.settings, bodies),
@@ -126,6 +136,9 @@ class Worker:
         """Whether a thread is inside a load or a run, which cannot be called off."""
         runs = (served.batcher.statistics().runs for served in self._reconciler.held())
         return self._reconciler.is_loading or any(runs)
+
+    def _has_work(self) -> bool:
+        return bool(self._plane.in_flight or self._threads_at_work or self._reconciler.is_loading)
 
     async def run(self) -> None:
         """Serve until the parent says stop or is gone, then answer what was accepted.
@@ -300,10 +313,11 @@ async def _live(
         sys.setswitchinterval(SWITCH_S)
         loads = started_load_thread(hello.threads)
         loop = asyncio.get_running_loop()
-        loop.set_default_executor(background_executor(CODEC_THREADS))
+        threads_at_work: UnderWay = set()
+        loop.set_default_executor(background_executor(CODEC_THREADS, threads_at_work))
         memory = MetricsMemory.attach(metrics_fd, hello.regions)
         loader = loader_factory(hello.threads)
-        worker = Worker(hello, wire, listener, queue, memory, loader, loads)
+        worker = Worker(hello, wire, listener, queue, memory, loader, loads, threads_at_work)
         collect_rarely()
         trim()
         await worker.run()

@@ -8,7 +8,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from serving.fleet import SERVING, WorkerInfo
-from serving.metrics.collector import LOAD_RESULTS, STATES, render
+from serving.metrics.collector import LOAD_RESULTS, POLL_RESULTS, STATES, render
 from serving.metrics.facts import Facts, VersionFacts
 from serving.metrics.layout import REASONS, SHADOW_RESULTS
 from serving.metrics.page import MetricsMemory, Timing
@@ -58,6 +58,7 @@ def test_every_value_of_a_label_that_has_few_is_described_and_no_other():
     page = PAGE.read_text()
     after = {
         "Results of `ramrack_shadow_total`": SHADOW_RESULTS,
+        "Results of `ramrack_worker_poll_seconds_total`": POLL_RESULTS,
         "Reasons of `ramrack_worker_restarts_total`": RESTART_LABELS,
         "States of `ramrack_version_state`": STATES,
         "Results of `ramrack_loads_total`": LOAD_RESULTS,

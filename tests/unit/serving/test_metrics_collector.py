@@ -229,7 +229,10 @@ def test_what_the_parent_knows(memory: MetricsMemory) -> None:
         digest_failures=2,
         build={"version": "9.9"},
     )
-    memory.writer(1).plane.loop_lag(0.25)
+    plane = memory.writer(1).plane
+    plane.loop_lag(0.25)
+    plane.polled(True, 500_000_000)
+    plane.polled(False, 250_000_000)
     found = samples(memory, facts)
     states = {
         state: value(found, "ramrack_version_state", model="m", version="2", state=state)
@@ -253,6 +256,11 @@ def test_what_the_parent_knows(memory: MetricsMemory) -> None:
     assert value(found, "ramrack_build_info", version="9.9") == 1
     assert value(found, "ramrack_event_loop_lag_seconds", slot="1") == 0.25
     assert value(found, "ramrack_worker_cpu_seconds_total", slot="1") > 0
+    polled = [
+        value(found, "ramrack_worker_poll_seconds_total", slot="1", result=result)
+        for result in ("found", "vain")
+    ]
+    assert polled == [0.5, 0.25]
     assert value(found, "ramrack_worker_restarts_total", reason="killed") == 1
     assert value(found, "process_cpu_seconds_total") > 0
 

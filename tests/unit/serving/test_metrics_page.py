@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from registry.errors import InvalidInput
-from serving.metrics import layout
+from serving.metrics import layout, reading
 from serving.metrics.page import MetricsMemory, Region, Timing, VersionCounters
 from serving.metrics.reading import VersionNumbers, blocks
 
@@ -62,7 +63,7 @@ def test_statistics_are_summed_over_workers(memory: MetricsMemory) -> None:
     found = memory.statistics("m", 1)
     assert found["inference_count"] == 12
     assert found["execution_count"] == 4
-    assert found["last_inference"] > 0
+    assert abs(found["last_inference"] / 1000 - time.time()) < 60
     stats = found["inference_stats"]
     assert stats["success"] == {"count": 6, "ns": 6000}
     assert stats["fail"] == {"count": 2, "ns": 2000}
@@ -196,6 +197,22 @@ def test_versions_beyond_the_capacity_share_a_block(memory: MetricsMemory) -> No
     assert success(memory, "fill", 1)["count"] == 0
     region.drop_version("more", 1)
     served(region.version("more", 2))
+
+
+def test_versions_that_share_a_block_lose_no_count_to_one_another(memory: MetricsMemory) -> None:
+    """Requests of two of them at the same time are all counted, and none stays in flight."""
+    region = memory.writer(0)
+    fill(region, layout.OVERFLOW_BLOCK)
+    one, other = region.version("more", 1), region.version("more", 2)
+    for counters in (one, other, one):
+        counters.request_started()
+    other.request_done(200, 1, Timing(1000))
+    one.request_done(200, 2, Timing(500))
+    region.drop_version("more", 2)
+    one.request_done(200, 4, Timing(70))
+    cells = reading.overflow_cells(memory.region(0))
+    shown = (cells[layout.IN_FLIGHT], cells[layout.ROWS], cells[layout.DURATION.sum_cell])
+    assert shown == (0, 7, 1570)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from serving.cli import main
+from serving.machine import Machine
 from serving.metrics.layout import DURATION_BOUNDS_S
 from tests.unit.serving.cli.conftest import FakeServer, operation
 
@@ -408,6 +409,24 @@ def test_doctor_looks_at_the_machine(ramrack):
     assert {"cores", "threads", "memory", "memory lock limit", "page cache", "server",
             "open files", "onnxruntime"} <= set(findings)  # fmt: skip
     assert findings["server"]["value"].startswith("1 worker at")
+
+
+@pytest.mark.parametrize(
+    ("quota_cores", "setting", "said"),
+    [
+        (None, "200", "pinned to processors 0, 1, busy polling up to 200 us"),
+        (None, "0", "pinned to processors 0, 1, no busy polling"),
+        (1.0, "200", "not pinned, no busy polling"),
+    ],
+)
+def test_doctor_says_whether_workers_poll(ramrack, monkeypatch, quota_cores, setting, said):
+    """They do where their cores are their own and the settings let them."""
+    machine = Machine(((0,), (1,)), quota_cores, 2**34, None, 2**33)
+    monkeypatch.setattr("serving.cli.doctor.read_machine", lambda: machine)
+    monkeypatch.setenv("RAMRACK_BUSY_POLL_US", setting)
+    _, out, _ = ramrack("doctor", "--json")
+    findings = {finding["what"]: finding for finding in json.loads(out)["findings"]}
+    assert findings["threads"]["value"].endswith(said)
 
 
 def test_doctor_sends_a_reason_for_a_store_that_cannot_be_written(ramrack, monkeypatch):

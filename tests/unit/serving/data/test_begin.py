@@ -323,3 +323,33 @@ async def test_whoever_wants_it_is_told_of_each_answer(plane: Plane) -> None:
     await inbox.holds(1)
     plane.data_plane.begin(InferCall("v2", "fraud", None, HEAD, b"{"), inbox)
     assert seen == [("fraud", 3, [1.0] * 4)]
+
+
+async def test_idleness_is_told_once_with_the_begin_of_what_ended_it(plane: Plane) -> None:
+    """Of calls that overlap the first begin counts, and the last end, whatever its kind."""
+    servable = FakeServable(hold=True)
+    plane.add(servable=servable)
+    data_plane, inbox = plane.data_plane, Inbox()
+    looks: list[int] = []
+    began: list[int] = []
+    real_clock = data_plane.clock
+
+    def clock() -> int:
+        looks.append(real_clock())
+        return looks[-1]
+
+    data_plane.clock = clock
+    data_plane.on_idle = began.append
+    data_plane.begin(call_of(1), inbox)
+    await asyncio.to_thread(servable.entered.wait, 10)
+    data_plane.begin(call_of(2), inbox).cancel()
+    assert began == []
+    servable.release()
+    await inbox.holds(1)
+    assert began == [looks[0]]
+    looks.clear()
+    data_plane.begin(InferCall("v2", "fraud", None, HEAD, b"{"), inbox)
+    assert began[1:] == [looks[0]]
+    # What found no version was never under way.
+    data_plane.begin(InferCall("v2", "nobody", None, HEAD, b"{"), inbox)
+    assert len(began) == 2

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from serving.data.run_pool import RunPool
+from serving.data.run_pool import RunPool, UnderWay, background_executor
 
 
 def nice_here() -> int:
@@ -29,3 +29,32 @@ def test_priority_is_how_little_a_thread_gives_way(priority: int, nice: int) -> 
         assert nice_here() == before
     finally:
         pool.close()
+
+
+def test_it_is_known_whether_any_thread_is_at_work() -> None:
+    """What was given to threads is under way until it ended, well or not."""
+    under_way: UnderWay = set()
+    runs, others = RunPool(2, under_way), background_executor(1, under_way)
+    may_end = threading.Event()
+    try:
+        futures = [
+            runs.executor().submit(may_end.wait),
+            others.submit(may_end.wait),
+            runs.executor().submit(int, "no number"),
+        ]
+        assert set(futures[:2]) <= under_way
+        may_end.set()
+        assert futures[0].result()
+        assert futures[1].result()
+        assert futures[2].exception() is not None
+        runs.close()
+        others.shutdown()
+        # Callbacks come after the result; a thread that has ended has made them all.
+        for thread in threading.enumerate():
+            if thread.name.startswith(("run-", "background")):
+                thread.join(5)
+        assert under_way == set()
+    finally:
+        may_end.set()
+        runs.close()
+        others.shutdown()
