@@ -49,7 +49,8 @@ class ConvertOptions:
     and with ``quantize`` what that mode may lose. ``quantize``: a mode of models.convert.quantize,
     which leaves no runtime but "onnx". ``folder``: smaller weights and the graphs of networks are
     written into it; it must stay until they have been sent. ``is_code_trusted``: whether Lambda
-    layers in a file of Keras, which are Python code, may be run.
+    layers in a file of Keras, which are Python code, may be run. ``is_apart``: a file that
+    a training library opens is opened in a process of its own, for it may crash the library.
     """
 
     format: str = "auto"
@@ -60,6 +61,7 @@ class ConvertOptions:
     folder: Path | None = None
     runtime: str = "auto"
     is_code_trusted: bool = False
+    is_apart: bool = False
 
 
 def convert(
@@ -86,6 +88,12 @@ def convert(
         from models.convert.mlflow import convert_folder
 
         return convert_folder(name, path, options, convert, before_pickle)
+    if options.is_apart and found in (*BOOSTERS, "pickle", "skops"):
+        from models.convert.elsewhere import convert_apart
+
+        if before_pickle is not None and found in RUN_CODE:
+            before_pickle()
+        return convert_apart(name, path, options)
     request = _smaller(options)
     is_compared = found != "onnx" or request is not None
     is_openvino = options.runtime == "openvino"

@@ -81,11 +81,21 @@ def convert_file(path: Path, sample: Sample | None) -> Candidate:
         model.load_model(str(path), format="cbm")
     except (catboost.CatBoostError, ValueError) as error:
         raise ConversionRefused(f"CatBoost refuses the model file: {_last_part(error)}") from error
-    return convert_object(model, sample)
+    return _candidate(model, sample)
 
 
 def convert_object(model: Any, sample: Sample | None) -> Candidate:
-    """Return what a CatBoost, CatBoostClassifier, Regressor or Ranker can be served as."""
+    """Return what an unpickled CatBoost, Classifier, Regressor or Ranker can be served as."""
+    if model.is_fitted() and (texts := model.get_text_feature_indices()):
+        # 1.2.10 crashes when it opens what a model that was unpickled saves.
+        raise ConversionRefused(
+            f"CatBoost: feature {str(model.feature_names_[texts[0]])!r} is a text, which a pickle "
+            "does not keep whole: save the model with model.save_model('model.cbm'), push that"
+        )
+    return _candidate(model, sample)
+
+
+def _candidate(model: Any, sample: Sample | None) -> Candidate:
     source = _source(model)
     signature = Signature(_inputs(source), _outputs(source))
     forest, reason = _forest(source)
@@ -134,7 +144,7 @@ def _add_trees(graph: Graph, forest: Forest, matrix: str, precision: Precision) 
 def _source(model: Any) -> _Source:
     if not model.is_fitted():
         raise ConversionRefused(f"CatBoost: {type(model).__name__} is not fitted")
-    loss = str(model.get_all_params().get("loss_function", "none")).partition(":")[0]
+    loss = str(_parameters(model).get("loss_function", "none")).partition(":")[0]
     if loss not in _LOSSES:
         raise ConversionRefused(
             f"CatBoost: loss function {loss} is not supported: what the model predicts with it "
@@ -147,6 +157,19 @@ def _source(model: Any) -> _Source:
         )
     texts = {*model.get_cat_feature_indices(), *model.get_text_feature_indices()}
     return _Source(model, loss, names, frozenset(texts), _labels(model, loss))
+
+
+def _parameters(model: Any) -> Mapping[str, Any]:
+    import catboost
+
+    try:
+        parameters: Mapping[str, Any] = model.get_all_params()
+    except (catboost.CatBoostError, ValueError) as error:
+        raise ConversionRefused(
+            f"CatBoost cannot read the parameters in the model, it may be damaged: "
+            f"{_last_part(error)}"
+        ) from error
+    return parameters
 
 
 def _labels(model: Any, loss: str) -> tuple[str | int, ...]:
@@ -193,7 +216,13 @@ def _forest(source: _Source) -> tuple[Forest | None, str]:
     if source.loss == _UNCERTAINTY:
         return None, f"loss function {source.loss} has no graph"
     try:
-        return parse_json_dump(json.loads(_saved(source.model, "json"))), ""
+        dump = json.loads(_saved(source.model, "json"))
+    except ValueError as error:  # not UTF-8, or no JSON
+        raise ConversionRefused(
+            f"CatBoost cannot write the model as JSON, it may be damaged: {error}"
+        ) from error
+    try:
+        return parse_json_dump(dump), ""
     except ConversionRefused as error:
         return None, str(error)
 

@@ -1,7 +1,8 @@
-"""Converting with another Python, whose libraries are those that saved the model.
+"""Converting in another process: with another Python, or to be safe from a damaged file.
 
-Only this project's own code is lent to it, through a folder of links; numpy, onnx, onnxruntime and
-the training libraries are the other environment's. Its interpreter runs ``elsewhere_child``.
+Another Python has the libraries that saved the model. Only this project's own code is lent to it,
+through a folder of links; numpy, onnx, onnxruntime and the training libraries are the other
+environment's. Its interpreter runs ``elsewhere_child``.
 """
 
 from __future__ import annotations
@@ -9,14 +10,18 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from models.convert import ConvertOptions
 from models.convert.detect import RUN_CODE, detect_format
+from models.convert.extras import ModulesMissing
 from models.errors import ConversionRefused
 from models.package import BytesObject, FileSlice, ObjectSource, Package
 from registry.ident import digest_hex, shown
@@ -51,10 +56,47 @@ def convert_elsewhere(
     _check(python)
     if before_pickle is not None and detect_format(path) in RUN_CODE | {"mlflow"}:
         before_pickle()
+    with _asked(python, name, path, options) as (folder, answer, done):
+        if answer is None:
+            raise ConversionRefused(
+                f"--python {shown(str(python))}: the conversion ended with exit code "
+                f"{done.returncode}: {_said(done)}"
+            )
+        if "missing" in answer:
+            raise _lacking(python, answer["missing"])
+        return _package(folder, answer, options.folder)
+
+
+def convert_apart(name: str, path: Path, options: ConvertOptions) -> Package:
+    """Return what ``convert`` returns, computed by a process of its own.
+
+    A library may crash on a damaged file, and then ends nothing but that process. Raises
+    ConversionRefused.
+    """
+    with _asked(Path(sys.executable), name, path, options) as (folder, answer, done):
+        if answer is None:
+            ended = f"exit code {done.returncode}"
+            if done.returncode < 0:
+                ended = signal.Signals(-done.returncode).name
+            raise ConversionRefused(
+                f"{shown(path.name)} cannot be converted: the library that opens it crashed "
+                f"({ended}); the file may be damaged or truncated"
+            )
+        if "missing" in answer:
+            raise ModulesMissing(answer["missing"])
+        return _package(folder, answer, options.folder)
+
+
+@contextmanager
+def _asked(
+    python: Path, name: str, path: Path, options: ConvertOptions
+) -> Iterator[tuple[Path, dict[str, Any] | None, subprocess.CompletedProcess[str]]]:
+    """Give the folder with what the child wrote, its answer (None: it gave none), how it ended."""
     with tempfile.TemporaryDirectory(prefix="ramrack-convert-") as text:
         folder = Path(text)
         (folder / "code").mkdir()
         (folder / "objects").mkdir()
+        (folder / "scratch").mkdir()  # what a library that crashes leaves behind goes with it
         for package in _PACKAGES:
             (folder / "code" / package).symlink_to(_ROOT / package)
         request = {
@@ -70,10 +112,16 @@ def convert_elsewhere(
             "is_code_trusted": options.is_code_trusted,
         }
         (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
+        # -P: what lies where the command was called is no library.
         done = _run(
-            [str(python), "-m", "models.convert.elsewhere_child", str(folder)], folder / "code"
+            [str(python), "-P", "-m", "models.convert.elsewhere_child", str(folder)], folder
         )
-        return _package(python, folder, done, options.folder)
+        answer: dict[str, Any] | None
+        try:
+            answer = json.loads((folder / "answer.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            answer = None
+        yield folder, answer, done
 
 
 def _check(python: Path) -> None:
@@ -102,12 +150,13 @@ def _lacking(python: Path, modules: Sequence[str]) -> ConversionRefused:
 
 
 def _run(
-    command: list[str], code: Path | None, timeout_s: float | None = None
+    command: list[str], folder: Path | None, timeout_s: float | None = None
 ) -> subprocess.CompletedProcess[str]:
     environment = dict(os.environ)
-    if code is not None:
-        inherited = environment.get("PYTHONPATH")
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(code), inherited)))
+    if folder is not None:
+        code, inherited = str(folder / "code"), environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (code, inherited)))
+        environment["TMPDIR"] = str(folder / "scratch")
     try:
         return subprocess.run(
             command, env=environment, capture_output=True, text=True, errors="replace",
@@ -118,19 +167,8 @@ def _run(
         raise ConversionRefused(f"--python {shown(command[0])}: {reason}") from error
 
 
-def _package(
-    python: Path, folder: Path, done: subprocess.CompletedProcess[str], kept: Path | None
-) -> Package:
+def _package(folder: Path, answer: dict[str, Any], kept: Path | None) -> Package:
     """Return what the child made; its objects move to ``kept``, or into memory without one."""
-    try:
-        answer: dict[str, Any] = json.loads((folder / "answer.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise ConversionRefused(
-            f"--python {shown(str(python))}: the conversion ended with exit code "
-            f"{done.returncode}: {_said(done)}"
-        ) from None
-    if "missing" in answer:
-        raise _lacking(python, answer["missing"])
     if "refused" in answer:
         raise ConversionRefused(str(answer["refused"]))
     manifest = parse_manifest(answer["manifest"])
@@ -144,7 +182,7 @@ def _package(
             path = Path(shutil.move(path, kept))
             found = FileSlice.of(path, 0, path.stat().st_size)
         if found.digest != digest:
-            raise ConversionRefused(f"--python {shown(str(python))}: object {digest} is damaged")
+            raise ConversionRefused(f"object {digest} was damaged on its way from the conversion")
         objects.append(found)
     return Package(manifest, tuple(objects))
 

@@ -92,7 +92,8 @@ def _booster(text: str) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return lightgbm.Booster(model_str=text, params={"verbosity": -1})
-    except lightgbm.basic.LightGBMError as error:
+    # It reads its categories, which are JSON, by Python's own reader.
+    except (lightgbm.basic.LightGBMError, ValueError) as error:
         raise ConversionRefused(f"LightGBM refuses its own model: {error}") from error
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from models.convert.graph import Conversion
     from models.convert.sample import Sample
 
+_NOT_THERE: Final = re.compile(r"Can't get attribute '(?P<name>[\w.]+)' on <module ")
 _SKLEARN: Final = ("sklearn", "imblearn")
 
 
@@ -93,6 +95,15 @@ def _opened(path: Path, read: Callable[[io.BytesIO], Any], what: str) -> Any:
             raise ConversionRefused(
                 f"{shown(path.name)} needs the Python module {error.name!r}: "
                 f"{advice(str(error.name))}"
+            ) from error
+        except AttributeError as error:
+            if (missing := _NOT_THERE.match(str(error))) is None:
+                raise ConversionRefused(_damaged(path, what, error)) from error
+            raise ConversionRefused(
+                f"{shown(path.name)} refers to {missing['name']!r}, which is not there: a pickle "
+                "names functions and classes of your own and does not hold them; define them in a "
+                "module that the push can import (PYTHONPATH), not in a notebook or script, or "
+                "leave them out of the model"
             ) from error
         # Unpickling runs the file's own code, which may raise anything at all.
         except Exception as error:

@@ -13,11 +13,13 @@ from typing import Final, Literal, TypeAlias
 import numpy as np
 
 from models.errors import ConversionRefused
+from models.parquet_columns import read_columns
 from models.servable import Array, numpy_dtype
 from models.signature import Signature, TensorSpec
 from registry.ident import shown
 
 MAX_ROWS: Final = 10_000
+_FLAGS: Final = {"True": 1.0, "true": 1.0, "TRUE": 1.0, "False": 0.0, "false": 0.0, "FALSE": 0.0}
 Kind: TypeAlias = Literal["int", "float", "text"]
 _SPLIT: Final = frozenset({"columns", "data", "index"})
 _MISSING_TEXT: Final = frozenset({"", "nan", "NaN", "null", "None", "NA", "N/A"})
@@ -199,21 +201,7 @@ def _read_npy(path: Path) -> Sample:
 
 
 def _read_parquet(path: Path) -> Sample:
-    try:
-        import pandas as pd
-
-        frame = pd.read_parquet(path).head(MAX_ROWS)
-    except ImportError as error:
-        raise ConversionRefused(
-            f"sample {path.name}: Parquet needs pandas and pyarrow: type "
-            "`pip install pandas pyarrow`, or give the sample as CSV"
-        ) from error
-    columns = {
-        str(name): [None if missing else cell for cell, missing in
-                    zip(frame[name].tolist(), frame[name].isna().tolist(), strict=True)]
-        for name in frame.columns
-    }  # fmt: skip
-    return Sample(path.name, columns, has_names=True)
+    return Sample(path.name, read_columns(path.read_bytes(), MAX_ROWS), has_names=True)
 
 
 def _numbered(file: str, columns: Sequence[Sequence[object]]) -> Sample:
@@ -245,10 +233,16 @@ def _array(cells: Sequence[object], spec: TensorSpec) -> Array:
         array[:] = values
         return array
     if spec.datatype.startswith("FP"):
-        numbers = [math.nan if _is_missing(cell) else float(str(cell)) for cell in cells]
+        numbers = [math.nan if _is_missing(cell) else _number(cell) for cell in cells]
         with np.errstate(over="ignore"):
             return np.array(numbers, dtype=np.float64).astype(numpy_dtype(spec.datatype))
     return np.array([_whole(cell) for cell in cells], dtype=numpy_dtype(spec.datatype))
+
+
+def _number(cell: object) -> float:
+    # A column of booleans is one of floats to the model that was trained on it.
+    flag = _FLAGS.get(str(cell))
+    return float(str(cell)) if flag is None else flag
 
 
 def _whole(cell: object) -> int:

@@ -51,7 +51,7 @@ def convert_estimator(estimator: Any, sample: Sample | None, tolerance: float) -
     frame = _frame(estimator, columns, has_names, sample)
     accepted = probe(_native(estimator, frame), frame.used, frame.signature)
     prepared = copy.deepcopy(estimator)
-    replace_missing_texts(prepared)
+    replace_missing_texts(prepared, estimator, columns)
     frame, accepted = _with_missing(estimator, prepared, frame, accepted, tolerance)
     given = sample.inputs(frame.signature) if sample is not None else None
     native = _native(estimator, frame)
@@ -126,7 +126,8 @@ def _outputs(estimator: Any, ask: Callable[[str], Array | None]) -> tuple[Tensor
     final = final_estimator(estimator)
     name = type(final).__name__
     predicted = ask("predict")
-    is_wide = classes is not None and predicted is not None and predicted.ndim > 1
+    # One column is what CatBoost predicts for several classes.
+    is_wide = classes is not None and predicted is not None and predicted[:1].size > 1
     if isinstance(classes, list) or is_wide:
         raise ConversionRefused(f"{name}: several outputs of classes at once are not supported")
     if classes is not None:
@@ -192,9 +193,9 @@ def _asked(method: Callable[[Any], Any], table: Any) -> Any:
 
 def _as_served(predicted: Array, spec: TensorSpec) -> Array:
     if spec.datatype == "BYTES":
-        return label_array([str(value) for value in predicted])
+        return label_array([str(value) for value in predicted.ravel()])
     if spec.datatype == "INT64":
-        return predicted.astype(np.int64)
+        return predicted.ravel().astype(np.int64)
     return predicted.astype(np.float64)
 
 
@@ -203,42 +204,46 @@ def _table(frame: Frame, inputs: Inputs) -> Any:
     if frame.is_matrix:
         matrix = inputs[MATRIX_INPUT]
         # Training tables are doubles nearly always; a float32 table would be computed otherwise.
-        matrix = (
-            _texts(matrix)
-            if matrix.dtype == object
-            else matrix.astype(np.float64 if matrix.dtype.kind == "f" else np.int64)
-        )
-        cells = {c.index: matrix[:, i] for i, c in enumerate(frame.used)}
+        if matrix.dtype != object:
+            matrix = matrix.astype(np.float64 if matrix.dtype.kind == "f" else np.int64)
+        served = {c.name: matrix[:, i] for i, c in enumerate(frame.used)}
     else:
-        cells = {
-            c.index: _texts(inputs[c.name][:, 0], none=c.none_is_missing)
-            if inputs[c.name].dtype == object
-            else inputs[c.name][:, 0]
-            for c in frame.used
-        }
+        served = {c.name: inputs[c.name][:, 0] for c in frame.used}
+    cells = {
+        c.index: _texts(served[c.name], none=c.none_is_missing)
+        if served[c.name].dtype == object
+        else served[c.name]
+        for c in frame.used
+    }
     zeros = np.zeros(rows)
     ordered = {c.name: cells.get(c.index, zeros) for c in frame.columns}
     if frame.has_names:
         import pandas as pd
 
-        return pd.DataFrame(ordered)
+        # pandas would infer a column of texts, and make NaN of None in it.
+        kept = {c.name for c in frame.used if c.none_is_missing}
+        return pd.DataFrame({
+            name: pd.Series(values, dtype=object) if name in kept else values
+            for name, values in ordered.items()
+        })  # fmt: skip
     kinds = {values.dtype for values in ordered.values()}
     dtype = kinds.pop() if len(kinds) == 1 else np.dtype(object)
     return np.stack([values.astype(dtype) for values in ordered.values()], axis=1)
 
 
-def _texts(values: Array, *, none: bool = False) -> Array:
+def _texts(values: Array, *, none: bool) -> Array:
     missing = None if none else float("nan")
-    flat = [missing if value == SENTINEL else value for value in values.ravel()]
-    array = np.empty(len(flat), dtype=object)
-    array[:] = flat
-    return array.reshape(values.shape)
+    array = np.empty(len(values), dtype=object)
+    array[:] = [missing if value == SENTINEL else value for value in values]
+    return array
 
 
 def _with_missing(
     estimator: Any, prepared: Any, frame: Frame, accepted: Accepted, tolerance: float
 ) -> tuple[Frame, Accepted]:
     """Let a text be missing where the native model takes that **and** the graph agrees with it."""
+    unclear = {c.name for c in frame.used if c.is_null_unclear}
+    accepted = replace(accepted, missing=accepted.missing - unclear)
     texts = [c for c in frame.used if c.kind == "text" and c.name in accepted.missing]
     if not texts:
         return frame, accepted

@@ -12,6 +12,7 @@ from models.errors import ConversionRefused
 
 # Stands for a missing text inside the graph, and in the signature as ``missing``.
 SENTINEL: Final = "__missing__"
+_NOTHING: Final = "__nothing that any request can hold__\0"
 # Estimators that hand their table on to those inside: to several, or to one.
 _LISTS: Final = frozenset(
     {"AdaBoostClassifier", "AdaBoostRegressor", "MultiOutputRegressor", "OneVsOneClassifier",
@@ -50,7 +51,9 @@ class Column:
     ``kind``: "number", "code" (whole numbers that are categories) or "text".
     ``center``, ``scale``: where the numbers of training lay, as far as a transformer tells.
     ``special``: numbers that the model treats one by one, such as categories.
-    ``none_is_missing``: an imputer of this column looks for None, not NaN.
+    ``none_is_missing``: what is missing was None in training, which is not NaN: an imputer of this
+    column looks for it, or an encoder has it as a category. ``is_null_unclear``: an encoder has
+    both. ``imputers``: those that the column passes.
     """
 
     name: str
@@ -62,6 +65,8 @@ class Column:
     scale: float = 1.0
     is_imputed: bool = False
     none_is_missing: bool = False
+    is_null_unclear: bool = False
+    imputers: list[Any] = field(default_factory=list)
     is_used: bool = False
 
 
@@ -148,13 +153,29 @@ def final_estimator(estimator: Any) -> Any:
     return estimator
 
 
-def replace_missing_texts(estimator: Any) -> None:
-    """Make a **copy** of a pipeline see SENTINEL where the original sees a missing text."""
-    for part in _parts(estimator):
+def replace_missing_texts(copied: Any, estimator: Any, columns: Sequence[Column]) -> None:
+    """Make the copy of a pipeline see SENTINEL where the original sees a missing text."""
+    idle = _imputers_that_pass_none_on(columns)
+    for part, original in zip(_parts(copied), _parts(estimator), strict=True):
         if _is_text_imputer(part) and _is_missing(part.missing_values):
-            part.missing_values = SENTINEL
+            part.missing_values = _NOTHING if id(original) in idle else SENTINEL
         if hasattr(part, "categories_"):
             part.categories_ = [_with_sentinel(values) for values in part.categories_]
+
+
+def _imputers_that_pass_none_on(columns: Sequence[Column]) -> set[int]:
+    """Return the ids of imputers that look for NaN in columns where None is what is missing."""
+    of_none, of_others = (
+        {
+            id(imputer)
+            for column in columns
+            if column.none_is_missing is is_none
+            for imputer in column.imputers
+            if imputer.missing_values is not None
+        }
+        for is_none in (True, False)
+    )
+    return of_none - of_others
 
 
 def _with_sentinel(values: Any) -> Any:
@@ -248,6 +269,7 @@ def _note_imputer(imputer: Any, columns: Sequence[Column]) -> None:
     is_text = _is_text_imputer(imputer)
     for column, value in zip(columns, imputer.statistics_, strict=False):
         column.is_imputed = True
+        column.imputers.append(imputer)
         column.none_is_missing |= imputer.missing_values is None
         if is_text:
             column.kind = "text"
@@ -260,6 +282,9 @@ def _note_imputer(imputer: Any, columns: Sequence[Column]) -> None:
 
 def _note_categories(column: Column, values: Any) -> None:
     known = [value for value in values if not _is_missing(value)]
+    has_none = any(value is None for value in values)
+    column.none_is_missing |= has_none
+    column.is_null_unclear |= has_none and any(value != value for value in values)
     if all(isinstance(value, str) for value in known):
         column.kind = "text"
         column.categories = [str(value) for value in known]

@@ -168,7 +168,10 @@ def tokenizer_json(folder: TextFolder) -> bytes:
 
     config = folder.tokenizer_config
     lowercase = bool(config.get("do_lower_case", True))
-    words = folder.tokenizer.read_text(encoding="utf-8").split("\n")
+    try:
+        words = folder.tokenizer.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise ConversionRefused(f"vocab.txt is not UTF-8 at byte {error.start}") from error
     vocabulary = {word: number for number, word in enumerate(words) if word}
     try:
         made = BertWordPieceTokenizer(

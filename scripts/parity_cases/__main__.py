@@ -2,7 +2,9 @@
 
 In ``OUT``: ``index.json`` with one entry a case (``name``, ``family``, ``file``, ``rows``,
 ``alone_us`` and ``batch_us``: microseconds a row of the library, one row a call and all in one);
-beside each model ``rows.npz`` (``in:NAME`` and ``out:NAME``; texts as fixed-width unicode).
+beside each model ``rows.npz`` (``in:NAME`` and ``out:NAME``; texts as fixed-width unicode). Of
+networks also the library's answers to each row alone, ``alone:NAME``, and those of the same network
+in double precision, ``exact:NAME``.
 """
 
 from __future__ import annotations
@@ -81,6 +83,15 @@ def library_us(trained: Trained, rows: Columns) -> tuple[float, float]:
     return statistics.median(times) * 1e6, (time.perf_counter() - start) / count * 1e6
 
 
+def _alone(trained: Trained, rows: Columns) -> Columns:
+    count = len(next(iter(rows.values())))
+    each = [
+        trained.answer({name: column[at : at + 1] for name, column in rows.items()})
+        for at in range(count)
+    ]
+    return {name: np.concatenate([one[name] for one in each]) for name in each[0]}
+
+
 def write(case: Case, folder: Path, count: int) -> dict[str, object]:
     """Train one case, write its files, and return its entry of the index."""
     rng = np.random.default_rng(_SEED)
@@ -91,6 +102,9 @@ def write(case: Case, folder: Path, count: int) -> dict[str, object]:
     alone_us, batch_us = library_us(trained, rows)
     arrays = {f"in:{name}": column for name, column in rows.items()}
     arrays |= {f"out:{name}": np.asarray(column) for name, column in answers.items()}
+    if trained.exact is not None:
+        arrays |= {f"exact:{name}": column for name, column in trained.exact(rows).items()}
+        arrays |= {f"alone:{name}": column for name, column in _alone(trained, rows).items()}
     plain = {k: v.astype(str) if v.dtype == object else v for k, v in arrays.items()}
     np.savez(folder / "rows.npz", **plain)
     return {

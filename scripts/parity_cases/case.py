@@ -19,7 +19,9 @@ class Trained:
     ``save`` writes it into a folder and returns the file. ``thresholds``: where its trees branch.
     ``rows``: input name to ``(rows, width)`` of training rows, float32 or text.
     ``largest``: the largest number among the edges.
-    ``answer`` returns output name to array for such rows, as the library itself says.
+    ``answer`` returns output name to array for such rows, as the library itself says;
+    ``exact``: the same in double precision, where the library's own answer to a row depends on the
+    rows beside it.
     """
 
     save: Callable[[Path], Path]
@@ -29,6 +31,7 @@ class Trained:
     is_nan_taken: bool = True
     is_infinity_taken: bool = True
     largest: float = 1e30
+    exact: Callable[[Columns], Mapping[str, np.ndarray]] | None = None
 
 
 @dataclass(frozen=True)

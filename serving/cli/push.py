@@ -191,7 +191,7 @@ def push(
         package = _convert(name, path, ConvertOptions(
             format=format_name, sample=sample, meta=metadata, runtime=runtime,
             tolerance=None if goal else tolerance, quantize=quantize, folder=Path(folder),
-            is_code_trusted=is_code_trusted,
+            is_code_trusted=is_code_trusted, is_apart=True,
         ), python)  # fmt: skip
         result = _send(client, package, reason, stage)
         if not as_json:

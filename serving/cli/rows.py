@@ -6,7 +6,6 @@ What a file holds is told by its name; on standard input, which has none, by its
 from __future__ import annotations
 
 import csv
-import importlib
 import io
 import json
 import math
@@ -38,7 +37,7 @@ class InputFile:
 
 
 def read_input(path: Path, inputs: Callable[[], Sequence[Mapping[str, Any]]]) -> InputFile:
-    """Return the file's content; ``inputs`` (asked for CSV only) gives the model's inputs."""
+    """Return the file's content; ``inputs`` (not asked for JSON) gives the model's inputs."""
     name = shown_name(path)
     suffix = path.suffix.lower()
     if path != STDIN and suffix not in (".json", ".csv", ".parquet"):
@@ -48,9 +47,10 @@ def read_input(path: Path, inputs: Callable[[], Sequence[Mapping[str, Any]]]) ->
         suffix = _suffix_of(data)
     if suffix == ".json":
         return _json(name, data)
+    specs = inputs()
     if suffix == ".csv":
-        return InputFile(_csv(name, data, _datatypes(inputs())))
-    return InputFile(_parquet(name, data))
+        return InputFile(_without_names(_csv(name, data, _datatypes(specs)), specs))
+    return InputFile(_without_names(_parquet(name, data), specs))
 
 
 def shown_name(path: Path) -> str:
@@ -90,13 +90,23 @@ def _datatypes(inputs: Sequence[Mapping[str, Any]]) -> Callable[[str], str | Non
         for name in item.get("columns") or (item["name"],):
             by_name[name] = item["datatype"]
     # A matrix without column names takes any here; the server knows which ones exist.
-    is_matrix = len(inputs) == 1 and len(inputs[0]["shape"]) > 1 and not inputs[0].get("columns")
-    matrix = inputs[0]["datatype"] if is_matrix else None
+    matrix = inputs[0]["datatype"] if _is_matrix(inputs) else None
 
     def datatype(column: str) -> str | None:
         return by_name.get(column, matrix)
 
     return datatype
+
+
+def _without_names(rows: list[Any], inputs: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Return rows as lists where the model's columns have no names: they go by their order."""
+    if not rows or not _is_matrix(inputs) or inputs[0]["name"] in rows[0]:
+        return rows
+    return [list(row.values()) for row in rows]
+
+
+def _is_matrix(inputs: Sequence[Mapping[str, Any]]) -> bool:
+    return len(inputs) == 1 and len(inputs[0]["shape"]) > 1 and not inputs[0].get("columns")
 
 
 def _csv(name: str, data: bytes, datatype: Callable[[str], str | None]) -> list[Any]:
@@ -143,6 +153,8 @@ def _cell(text: str, datatype: str | None, where: str) -> object:
             return int(text)
         if datatype == "BOOL":
             return _BOOLEANS[text.lower()]
+        if text.lower() in ("true", "false"):
+            return text.lower() == "true"  # a column of booleans that is a float to the model
         number = float(text)
     except (ValueError, KeyError) as error:
         raise InvalidInput(f"{where}: {shown(text)} is no {datatype}") from error
@@ -155,18 +167,16 @@ def _cell(text: str, datatype: str | None, where: str) -> object:
 
 
 def _parquet(name: str, data: bytes) -> list[Any]:
-    try:
-        parquet = importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise InvalidInput(
-            f"{name}: reading Parquet needs the package pyarrow: pip install pyarrow"
-        ) from error
-    try:
-        rows: list[Any] = parquet.read_table(io.BytesIO(data)).to_pylist()
-    except (ValueError, OSError) as error:
-        raise InvalidInput(f"{name}: not Parquet: {error}") from error
-    return [{key: _plain(value) for key, value in row.items()} for row in rows]
+    from models.parquet_columns import read_columns
 
-
-def _plain(value: object) -> object:
-    return None if isinstance(value, float) and math.isnan(value) else value
+    try:
+        columns = read_columns(data)
+    except ValueError as error:
+        raise InvalidInput(f"{name}: {error}") from error
+    for column, cells in columns.items():
+        for index, cell in enumerate(cells):
+            if isinstance(cell, float) and math.isinf(cell):
+                raise InvalidInput(
+                    f"{name} row {index}, column {column!r}: {cell} cannot be sent as JSON"
+                )
+    return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]

@@ -90,7 +90,8 @@ def _kinds(signature: Signature) -> dict[str, str]:
 def _reader(datatype: str) -> Callable[[str], Any]:
     if datatype == "BYTES":
         return lambda cell: None if cell in _MISSING else cell
-    return _flag if datatype == "BOOL" else _number
+    # A column of booleans that is a float to the model holds these words as well.
+    return _flag if datatype in ("BOOL", "FP16", "FP32", "FP64") else _number
 
 
 def _flag(cell: str) -> Any:

@@ -45,6 +45,22 @@ def table_spec(signature: Signature) -> TensorSpec | None:
     return None
 
 
+def is_unnamed(signature: Signature) -> bool:
+    """Return whether a model takes one matrix ``(rows, features)`` whose columns have no names."""
+    first = signature.inputs[0]
+    return len(signature.inputs) == 1 and len(first.shape) == 2 and not first.columns
+
+
+def is_numbered(signature: Signature, names: Collection[object]) -> bool:
+    """Return whether ``names`` are "0", "1", ... for such a matrix.
+
+    A DataFrame without names for its columns has these, and so has its JSON by rows.
+    """
+    if not is_unnamed(signature) or signature.inputs[0].name in names:
+        return False
+    return bool(names) and set(names) == {str(index) for index in range(len(names))}
+
+
 def is_by_column(table: TensorSpec, names: Collection[object]) -> bool:
     """Return whether ``names`` are meant as columns of a table rather than as its own name.
 

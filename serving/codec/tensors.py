@@ -6,7 +6,7 @@ element by element, to name the first that is wrong. What each datatype takes:
 - integers: JSON integers within the range, and numbers with a fraction or exponent only if they
   are whole and below 2**53 (``1e3`` is 1000; from 2**53 a double may already have been rounded);
 - FP16, FP32, FP64: numbers, rounded to nearest; ``null`` is NaN; a finite number that would become
-  infinite is refused;
+  infinite is refused; in tables ``true`` and ``false`` are 1 and 0, for training took them so;
 - BOOL: ``true`` and ``false``, and the integers 1 and 0;
 - BYTES: strings; ``null`` only where the signature says what stands for a missing value.
 """
@@ -41,15 +41,24 @@ _DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}|\d{1,2}[./]\d{1,2}[./]\d{2,4}|\d{1
 
 
 def from_flat(
-    values: list[Any], datatype: str, locate: Locate, missing: str | None = None
+    values: list[Any],
+    datatype: str,
+    locate: Locate,
+    missing: str | None = None,
+    *,
+    is_table: bool = False,
 ) -> Array:
     """Return a one-dimensional array of ``values``, exact or not at all.
 
-    ``missing``: the text that stands for ``null`` in BYTES; None refuses it.
+    ``missing``: the text that stands for ``null`` in BYTES; None refuses it. ``is_table``: cells of
+    a table, whose columns of booleans were floats to the library that was trained on them.
     Raises InvalidInput naming the first wrong element, its value and what is allowed.
     """
     kinds = set(map(type, values))
     if datatype in PACK_CODES:
+        if is_table and bool in kinds:
+            values = [int(value) if type(value) is bool else value for value in values]
+            kinds = set(map(type, values))
         if kinds <= _NUMBER_TYPES:
             return _floats(values, type(None) in kinds, datatype, locate)
     elif datatype == "BYTES":

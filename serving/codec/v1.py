@@ -156,9 +156,14 @@ class _Reader:
             flat = list(chain.from_iterable(self._picked(rows, columns)))
             shape = shapes.fitted_shape((len(rows), len(columns)), table, "instances")
             self._reserve(shape, table, "instances")
-            values = tensors.from_flat(flat, table.datatype, _cell(columns), table.missing)
+            values = tensors.from_flat(
+                flat, table.datatype, _cell(columns), table.missing, is_table=True
+            )
             return {table.name: values.reshape(shape)}
         names = tuple(self._specs)
+        if shapes.is_numbered(self._signature, rows[0]):
+            numbers = tuple(map(str, range(len(rows[0]))))
+            return self.rows([list(row) for row in self._picked(rows, numbers)])
         return self._from_columns(list(zip(*self._picked(rows, names), strict=True)))
 
     def _positional_rows(self, rows: list[Any]) -> dict[str, Array]:
@@ -187,9 +192,13 @@ class _Reader:
             index, name = next(
                 (i, name) for i, row in enumerate(rows) for name in names if name not in row
             )
+            why = (
+                "its columns have no names: send each row as a list of its values"
+                if shapes.is_unnamed(self._signature)
+                else "the model needs it (null stands for a missing value)"
+            )
             raise InvalidInput(
-                f"instances[{index}]: column {shown(name)} is missing: the model needs it "
-                "(null stands for a missing value)"
+                f"instances[{index}]: column {shown(name)} is missing: {why}"
             ) from None
         if any(len(row) != len(names) for row in rows):
             self.unknown = len(set().union(*rows) - set(names))
@@ -205,7 +214,9 @@ class _Reader:
         flat = tensors.flatten(data, sent, where + key, self._limits.max_nesting)
         per_row = len(flat) // sent[0] if sent and sent[0] else 1
         locate = _element(where, key, per_row)
-        return tensors.from_flat(flat, spec.datatype, locate, spec.missing).reshape(shape)
+        return tensors.from_flat(flat, spec.datatype, locate, spec.missing, is_table=True).reshape(
+            shape
+        )
 
     def _reserve(self, shape: tuple[int, ...], spec: TensorSpec, where: str) -> None:
         checked_count(shape, numpy_dtype(spec.datatype).itemsize, where, self._limits)

@@ -80,13 +80,14 @@ def lgb_splits(model: Any) -> np.ndarray:
     return frame.threshold.dropna().to_numpy(float)
 
 
-@pytest.mark.parametrize("base_score", [0.2, None])
+@pytest.mark.parametrize("base_score", [0.2, 0.5, 0.9, None])
 def test_a01_base_score_enters_the_margin_once(server, rng, tmp_path, base_score):
     """Given or not, it is neither left out nor added in another space."""
     x, y = table(rng)
     model = xgb.XGBClassifier(base_score=base_score, **XGB).fit(x, y > 0)
     rows = rows_of(x, xgb_splits(model), rng)
-    found = push(server, "a01", model, tmp_path).ask({"input": rows})
+    name = f"a01-{base_score}"
+    found = push(server, name, model, tmp_path).ask({"input": rows})
     same_class(found, [0, 1], model.predict_proba(rows))
 
 
@@ -191,7 +192,7 @@ def test_a10_pandas_categories_are_inputs_of_their_own(server, rng, tmp_path):
 
 @pytest.mark.parametrize(
     "objective",
-    ["tweedie", "gamma", "count:poisson", "reg:tweedie"],
+    ["poisson", "tweedie", "gamma", "count:poisson", "reg:tweedie", "reg:gamma"],
 )
 def test_a11_objectives_with_a_link_answer_predict(server, rng, tmp_path, objective):
     """What predict says, never raw scores: all of it is positive."""
@@ -380,7 +381,7 @@ def test_a20_columns_of_numbers_and_texts_with_missing_values(server, rng, tmp_p
     close(np.array([row["probabilities"] for row in found]), expected)
 
 
-@pytest.mark.parametrize("nan_mode", ["Max"])
+@pytest.mark.parametrize("nan_mode", ["Max", "Min"])
 def test_a22_missing_values_go_where_nan_mode_says(server, rng, tmp_path, nan_mode):
     """Rows with holes in the column that had them."""
     x, y = table(rng)

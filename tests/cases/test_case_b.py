@@ -28,6 +28,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]
         "log": graphs.log(),
         "idi64": graphs.idi64(),
         "idu64": graphs.idu64(),
+        "idu8": graphs.identity(TensorProto.UINT8, ("N",)),
         "idstr": graphs.idstr(),
         "idbool": graphs.idbool(),
         "two": graphs.two_inputs(),
@@ -210,6 +211,16 @@ def test_b05_malformed_bodies(server: RunningServer, body: bytes) -> None:
     refused(server.data("POST", predict, content=body, headers=headers))
 
 
+def test_b05_a_content_type_that_is_none_of_ours(server: RunningServer) -> None:
+    """It is named, with nothing of the body read as something else."""
+    body = json.dumps(infer_body([ROW])).encode()
+    for path in (f"/v2/models/{WITNESS}/infer", f"/v1/models/{WITNESS}:predict"):
+        headers = {"content-type": "image/png"}
+        answer = server.data("POST", path, content=body, headers=headers)
+        assert answer.status_code == 415
+        refused(answer, "image/png")
+
+
 def test_b07_outputs_by_name(server: RunningServer) -> None:
     """An unknown output is named; an empty list is all of them."""
     sent = tensor("x", "FP32", [1, 4], ROW)
@@ -292,6 +303,9 @@ def test_b14_integers_past_two_to_the_53(server: RunningServer) -> None:
     for wrong in (2**63, 1.5, True):
         refused(infer(server, "idi64", tensor("x", "INT64", [1], [wrong])), "INT64")
     refused(infer(server, "idu64", tensor("x", "UINT64", [1], [-1])), "UINT64")
+    refused(infer(server, "idu8", tensor("x", "UINT8", [1], [300])), "UINT8", "300", "0..255")
+    body = b'{"inputs": [{"name": "x", "datatype": "INT64", "shape": [2], "data": [1e3, -0.0]}]}'
+    assert strict(raw(server, "idi64", body))["outputs"][0]["data"] == [1000, 0]
 
 
 def test_b16_columns_for_a_matrix_without_column_names(server: RunningServer) -> None:

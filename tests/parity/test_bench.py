@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadtest.bench.parity import differences, main
+from loadtest.bench.parity import differences, library_itself, main
 from loadtest.lab.tensors import decode, encode
 
 pytestmark = [pytest.mark.extra, pytest.mark.slow]
@@ -48,6 +48,20 @@ def test_differences_are_relative_and_leave_ties_out():
     assert differences({"prediction": nan}, {"prediction": nan}) == (0.0, 0)
     assert differences({"prediction": nan}, {"prediction": one})[0] == np.inf
     assert differences({"prediction": np.zeros((1, 2))}, {"prediction": one})[0] == np.inf
+
+
+def test_a_library_that_differs_from_itself_is_judged_by_exact_arithmetic():
+    """What is served may be as far from it as the library is, and no further."""
+    exact = {"output": np.array([1.0, 0.5])}
+    native = {"output": np.array([1.0, 0.5 + 4e-5])}
+    alone = {"output": np.array([1.0, 0.5 - 2e-5])}
+    own, beside = library_itself({"output": np.array([1.0, 0.5 - 4e-5])}, native, alone, exact)
+    assert own == pytest.approx(6e-5)
+    assert beside == pytest.approx(1.0)
+    worse = {"output": np.array([1.0, 0.5 - 8e-5])}
+    assert library_itself(worse, native, alone, exact)[1] == pytest.approx(2.0)
+    assert library_itself(exact, exact, exact, exact) == (0.0, 1.0)
+    assert library_itself(native, exact, exact, exact) == (0.0, np.inf)
 
 
 def test_tensors_go_there_and_back():

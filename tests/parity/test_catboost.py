@@ -194,3 +194,20 @@ def test_what_is_not_served_is_refused_by_name(serve, rng):
     )
     with pytest.raises(ConversionRefused, match="loss function MultiLogloss"):
         serve(model)
+
+
+@pytest.mark.parametrize("labels", [["no", "maybe", "yes"], [7, -3, 2]], ids=["texts", "numbers"])
+def test_several_classes_at_the_end_of_a_pipeline(serve, rng, labels):
+    """CatBoost predicts a column of them, which is no answer of several outputs."""
+    pytest.importorskip("skl2onnx")
+    pipeline = pytest.importorskip("sklearn.pipeline")
+    preprocessing = pytest.importorskip("sklearn.preprocessing")
+    x, y = table(rng)
+    x = x.astype(np.float64)  # what the steps compute in, when served and in the proof
+    target = np.array(labels)[np.digitize(y, [-0.5, 0.5])]
+    model = pipeline.make_pipeline(
+        preprocessing.StandardScaler(), catboost.CatBoostClassifier(**FAST)
+    ).fit(x, target)
+    got = serve(model)({"input": x.astype(np.float32)})
+    assert got["label"].tolist() == model.predict(x).ravel().tolist()
+    assert worst(got["probabilities"], model.predict_proba(x)) <= TOLERANCE

@@ -211,6 +211,44 @@ def test_a20_columns_of_numbers_and_texts_with_missing_values(serve, rng, tmp_pa
     assert got["label"].tolist() == model.predict(frame).tolist()
 
 
+@pytest.mark.parametrize("place", ["column", "matrix"])
+@pytest.mark.parametrize(
+    "texts",
+    [IMPUTED, (SimpleImputer(strategy="constant", fill_value="?"), IMPUTED[1]), IMPUTED[1:]],
+    ids=["most_frequent", "constant", "own category"],
+)
+def test_a20_none_is_the_category_that_training_made_of_it(serve, rng, texts, place):
+    """An imputer of NaN leaves None alone, so it has weights of its own: null is just that."""
+    frame, y = people(rng)
+    frame["city"] = pd.Series([v if isinstance(v, str) else None for v in frame.city], dtype=object)
+    if place == "matrix":
+        frame = frame[["city"]]
+        y = np.where(frame.city.isna(), "no", y)
+    steps = columns(*texts) if place == "column" else make_pipeline(*texts)
+    model = make_pipeline(steps, LogisticRegression(max_iter=1000)).fit(frame, y)
+    served = serve(model)
+    (spec,) = [spec for spec in served.signature.inputs if spec.datatype == "BYTES"]
+    assert spec.missing is not None
+    if place == "matrix":
+        cells = [spec.missing if v is None else v for v in frame.city]
+        inputs = {spec.name: np.array(cells, dtype=object)[:, None]}
+    else:
+        inputs = as_inputs(served, frame)
+    assert worst(served(inputs)["probabilities"], model.predict_proba(frame)) <= TOLERANCE
+
+
+def test_a20_null_is_refused_where_training_knew_two_kinds_of_it(serve, rng):
+    """None and NaN are two categories of the encoder, and null in a request may be either."""
+    frame, y = people(rng)
+    cells = [v if isinstance(v, str) else (None, float("nan"))[i % 2]
+             for i, v in enumerate(frame.city)]  # fmt: skip
+    frame["city"] = pd.Series(cells, dtype=object)
+    model = make_pipeline(columns(OneHotEncoder(handle_unknown="ignore")), LogisticRegression())
+    served = serve(model.fit(frame, y))
+    (city,) = [spec for spec in served.signature.inputs if spec.datatype == "BYTES"]
+    assert city.missing is None
+
+
 @pytest.mark.parametrize(
     "final",
     [

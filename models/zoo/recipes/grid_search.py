@@ -23,7 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     table = options.table("loans", loans.write_table)
     rows = loans.read_table(table)
     grid = GRID if options.trials >= 6 else {"forest__max_depth": [4, 8][: options.trials]}
-    search = GridSearchCV(pipeline(), grid, scoring="roc_auc", cv=3, n_jobs=options.jobs)
+    # verbose: a line for each fit, for this may take minutes at a larger size.
+    search = GridSearchCV(pipeline(), grid, scoring="roc_auc", cv=3, n_jobs=options.jobs, verbose=2)
     search.fit(loans.frame(rows.train), rows.train[loans.TARGET].to_numpy())
     scores = search.predict_proba(loans.frame(rows.valid))[:, 1]
     print(f"best {search.best_params_}: {loans.auc(rows.valid[loans.TARGET], scores):.4f}")

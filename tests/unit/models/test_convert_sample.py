@@ -66,6 +66,30 @@ def test_numpy_matrix(tmp_path):
     assert got.tolist() == [[1.0, 2.0], [3.0, 4.0]]
 
 
+def test_booleans_of_a_column_that_is_a_float(tmp_path):
+    """As pandas writes them in CSV, and as JSON has them."""
+    two = Signature((TensorSpec("input", "FP32", (-1, 2), columns=("a", "b")),), ())
+    for name, text in (
+        ("s.csv", "a,b\nTrue,1\nFalse,0\n"),
+        ("s.json", '{"a":[true,false],"b":[1,0]}'),
+    ):
+        found = read_sample(write(tmp_path, name, text)).inputs(two)["input"]
+        assert found.tolist() == [[1.0, 1.0], [0.0, 0.0]]
+
+
+def test_parquet(tmp_path):
+    """Columns by name, with what is missing, by whichever library is there."""
+    polars = pytest.importorskip("polars")
+    frame = polars.DataFrame({"t": ["a", None], "k": [1, 2**60], "n": [0.5, None]})
+    frame.write_parquet(tmp_path / "s.parquet")
+    sample = read_sample(tmp_path / "s.parquet")
+    assert sample.columns == {"t": ["a", None], "k": [1, 2**60], "n": [0.5, None]}
+    assert sample.kind("k") == "int"
+    (tmp_path / "s.parquet").write_bytes(b"PAR1 and nothing more")
+    with pytest.raises(ConversionRefused, match=r"s\.parquet cannot be read"):
+        read_sample(tmp_path / "s.parquet")
+
+
 def test_f08_numpy_file_with_objects_is_not_opened(tmp_path):
     """A .npy file that holds a pickle is refused."""
     np.save(tmp_path / "s.npy", np.array([[{}]], dtype=object), allow_pickle=True)

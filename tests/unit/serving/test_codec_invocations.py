@@ -76,6 +76,12 @@ def test_csv_cells_are_what_their_column_is():
     assert call.inputs["is_new"].tolist() == [[True], [False]]
 
 
+def test_csv_booleans_of_a_column_that_is_a_float():
+    """As pandas writes them; the model has learned 1 and 0."""
+    call = csv("a,b\nTrue,1\nfalse,2\n")
+    np.testing.assert_array_equal(call.inputs["input"], np.float32([[1, 1], [0, 2]]))
+
+
 @pytest.mark.parametrize(
     ("text", "signature", "words"),
     [

@@ -80,6 +80,28 @@ def test_b16_one_input_for_each_column(body: dict[str, Any]) -> None:
     assert np.isnan(inputs["fare"][1, 0])
 
 
+def test_booleans_of_a_column_that_is_a_float() -> None:
+    """true and false are 1 and 0, as the library took them that was trained on such a column."""
+    assert x({"instances": [{"age": True, "fare": 2}, {"age": False, "fare": None}]})[0] == [1, 2]
+    assert x({"inputs": {"age": [True, False], "fare": [2, 3.5]}}) == [[1, 2], [0, 3.5]]
+    assert x({"instances": [[True, 2]]}, MATRIX) == [[1, 2]]
+    rows = [{"age": 1, "city": "a", "fare": True}]
+    assert decode({"instances": rows}, COLUMNS).inputs["fare"].tolist() == [[1]]
+
+
+def test_rows_by_the_numbers_of_columns_without_names() -> None:
+    """A DataFrame without names for its columns has "0", "1", ... in its JSON by rows."""
+    assert x({"instances": [{"1": 2, "0": 1}, {"0": 3, "1": 4}]}, MATRIX) == [[1, 2], [3, 4]]
+    assert "shape [1, 3] does not fit" in refusal({"instances": [{"0": 1, "1": 2, "2": 3}]}, MATRIX)
+    assert "instances[1]: column '1' is missing" in refusal(
+        {"instances": [{"0": 1, "1": 2}, {"0": 1}]}, MATRIX
+    )
+    assert refusal({"instances": [{"age": 1, "fare": 2}]}, MATRIX) == (
+        "instances[0]: column 'x' is missing: its columns have no names: "
+        "send each row as a list of its values"
+    )
+
+
 def test_rows_that_are_values() -> None:
     """A model of one value a row takes scalars."""
     assert x({"instances": [1, 2.5, None][:2]}, VECTOR) == [1, 2.5]
@@ -115,7 +137,8 @@ def test_missing_columns_are_named_with_their_row() -> None:
     ("rows", "text"),
     [
         ([{"age": 1, "fare": "2"}], "instances[0]['fare']: '2' is not allowed: FP32 takes numbers"),
-        ([{"age": 1, "fare": 2}, {"age": True, "fare": 2}], "instances[1]['age']: true is not"),
+        ([{"age": True, "fare": 2}, {"age": "true", "fare": 2}], "instances[1]['age']: 'true' is"),
+        ([{"age": True, "fare": 1e39}], "instances[0]['fare']: 1e+39 is too large for FP32"),
         ([[1, 2], [3, "x"]], "instances[1][1]: 'x' is not allowed"),
         ([[1, 2], [3, 4, 5]], "instances: entry 1 at depth 1 is 3 entries"),
         ([[1, 2, 3]], "instances: shape [1, 3] does not fit [-1, 2]"),
@@ -138,6 +161,7 @@ def test_errors_name_row_column_and_value(rows: list[Any], text: str) -> None:
     ("body", "text"),
     [
         ({"instances": [{"age": 1.5, "city": "a", "fare": 1}]}, "instances[0]['age']: 1.5 is not"),
+        ({"instances": [{"age": True, "city": "a", "fare": 1}]}, "true is not allowed: INT64"),
         ({"instances": [{"age": 1, "city": 5, "fare": 1}]}, "instances[0]['city']: 5 is not"),
         ({"instances": [{"age": None, "city": "a", "fare": 1}]}, "null is not allowed: INT64"),
         ({"instances": [[1, "a"]]}, "instances[0]: 2 values, but the model takes 3 inputs"),

@@ -203,6 +203,7 @@ def test_push_prints_sizes_savings_difference_and_version(
         "note: opening m.pkl runs code from that file; push only files you trust\n"
     )
     assert fake_package[0][-1].meta == {"commit": "abc"}
+    assert fake_package[0][-1].is_apart  # a damaged file may crash its library
     assert main([*arguments, "--json", "--load"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert (result["version"], result["bytes_sent"], result["bytes_saved"]) == (2, 0, 2053)

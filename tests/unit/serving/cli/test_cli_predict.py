@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -39,11 +41,62 @@ def test_csv_cells_get_the_type_of_their_input(tmp_path: Path):
 
 
 def test_csv_columns_of_a_matrix_are_numbers(tmp_path: Path):
-    """A model with one matrix types every column as its elements."""
+    """A model with one matrix types each as its elements; without names they go by order."""
     matrix = [{"name": "X", "datatype": "FP32", "shape": [-1, 2]}]
-    assert rows_of(tmp_path / "a.csv", "\ufeffa,b\n1,nan\n", matrix) == [{"a": 1.0, "b": None}]
+    assert rows_of(tmp_path / "a.csv", "\ufeffa,b\n1,nan\n", matrix) == [[1.0, None]]
     named = [matrix[0] | {"columns": ["a"]}]
     assert rows_of(tmp_path / "a.csv", "a,b\n1,2\n", named) == [{"a": 1.0, "b": "2"}]
+
+
+def test_csv_booleans_of_a_column_that_is_a_float(tmp_path: Path):
+    """As pandas writes them; the model has learned 1 and 0."""
+    rows = rows_of(tmp_path / "a.csv", "fare,vip\nTrue,False\nfalse,1\n")
+    assert rows == [{"fare": 1.0, "vip": False}, {"fare": 0.0, "vip": True}]
+
+
+def parquet(path: Path) -> Path:
+    """Write a column of each kind that tables have."""
+    polars = pytest.importorskip("polars")
+    polars.DataFrame({
+        "age": [2**60, 3], "fare": [1.5, float("nan")], "city": ["Wien", None],
+        "vip": [True, False], "day": [date(2024, 1, 31), None],
+    }).write_parquet(path)  # fmt: skip
+    return path
+
+
+@pytest.mark.parametrize("library", ["pyarrow", "polars"])
+def test_parquet_is_read_by_either_library(tmp_path: Path, monkeypatch, library: str):
+    """Numbers stay exact, what is missing is null, a date is text that the server refuses."""
+    path = parquet(tmp_path / "a.parquet")
+    pytest.importorskip(library)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == library or None)
+    assert read_input(path, lambda: COLUMNS).rows == [
+        {"age": 2**60, "fare": 1.5, "city": "Wien", "vip": True, "day": "2024-01-31"},
+        {"age": 3, "fare": None, "city": None, "vip": False, "day": None},
+    ]
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(InvalidInput, match=r"^a\.parquet: "):
+        read_input(path, lambda: COLUMNS)
+
+
+def test_parquet_without_a_reader_says_what_to_type(tmp_path: Path, monkeypatch):
+    """Neither library comes with the base install."""
+    path = parquet(tmp_path / "a.parquet")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InvalidInput, match="type `pip install pyarrow`"):
+        read_input(path, lambda: COLUMNS)
+
+
+def test_parquet_cells_that_json_has_no_word_for(tmp_path: Path):
+    """An infinity, and bytes, are refused by their column."""
+    polars = pytest.importorskip("polars")
+    path = tmp_path / "a.parquet"
+    polars.DataFrame({"fare": [1.0, float("-inf")]}).write_parquet(path)
+    with pytest.raises(InvalidInput, match=r"row 1, column 'fare': -inf cannot be sent"):
+        read_input(path, lambda: COLUMNS)
+    polars.DataFrame({"city": [b"\xff"]}).write_parquet(path)
+    with pytest.raises(InvalidInput, match="column 'city' holds bytes values"):
+        read_input(path, lambda: COLUMNS)
 
 
 @pytest.mark.parametrize(
