@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 # What packing writes, at most, for each byte of weights: the runtime's file, then the objects.
 FILE_FACTOR: Final = 4
 _ROOM_FACTOR: Final = 4
+_FILLED: Final = "the store's disk ran full while the runtime wrote the packed weights"
 _log = logging.getLogger(__name__)
 
 
@@ -63,6 +64,10 @@ class Built:
 
 
 NOTHING: Final = Built("", (), {})
+
+
+class _NoRoom(StoreFull):
+    """Says how many bytes packing needs, and how many are free."""
 
 
 class Builder:
@@ -98,30 +103,39 @@ class Builder:
 
     def _build(self, known: Sequence[PackedTensor], *, is_compact: bool) -> Built:
         """Let the child pack, and take what it made into the store. Raises also RegistryError."""
-        self._check_room(known)
-        with self._store.scratch(2) as (graph_path, data_path):
-            found = self._trial.ask({
-                "task": "pack", "is_compact": is_compact,
-                "graph_path": str(graph_path), "data_path": str(data_path),
-                "known": [tensor.to_json() for tensor in known],
-            })  # fmt: skip
+        needs_bytes = self._check_room(known)
+        with self._store.scratch(2) as paths:
             try:
-                answer = _Answer.of(found)
-            except (KeyError, TypeError, ValueError, InvalidInput):
-                raise LoadFailed(NO_ANSWER) from None
-            reused = [tensor for tensor in known if tensor.use in answer.reused]
-            if damaged := self._damaged(reused):
-                intact = [tensor for tensor in known if tensor.object not in damaged]
-                return self._build(intact, is_compact=is_compact)
-            resident = self._checked_resident(answer, reused)
-            if answer.objects:
-                with data_path.open("rb") as data:
-                    for item in answer.objects:
-                        self._keep(item, data.fileno())
-                    tensors = self._checked(answer, data.fileno())
-            else:
-                tensors = self._checked(answer, -1)
-            digest, graph_bytes = self._keep_graph(graph_path)
+                return self._taken_in(known, *paths, is_compact=is_compact)
+            except (LoadFailed, StoreFull, OSError) as error:
+                # While what was written is there: it is what filled the disk.
+                raise self._reason(error, needs_bytes, paths) from error
+
+    def _taken_in(
+        self, known: Sequence[PackedTensor], graph_path: Path, data_path: Path, *, is_compact: bool
+    ) -> Built:
+        found = self._trial.ask({
+            "task": "pack", "is_compact": is_compact,
+            "graph_path": str(graph_path), "data_path": str(data_path),
+            "known": [tensor.to_json() for tensor in known],
+        })  # fmt: skip
+        try:
+            answer = _Answer.of(found)
+        except (KeyError, TypeError, ValueError, InvalidInput):
+            raise LoadFailed(NO_ANSWER) from None
+        reused = [tensor for tensor in known if tensor.use in answer.reused]
+        if damaged := self._damaged(reused):
+            intact = [tensor for tensor in known if tensor.object not in damaged]
+            return self._build(intact, is_compact=is_compact)
+        resident = self._checked_resident(answer, reused)
+        if answer.objects:
+            with data_path.open("rb") as data:
+                for item in answer.objects:
+                    self._keep(item, data.fileno())
+                tensors = self._checked(answer, data.fileno())
+        else:
+            tensors = self._checked(answer, -1)
+        digest, graph_bytes = self._keep_graph(graph_path)
         # Read at a load only, as the graph of any version that holds its weights itself.
         resident[digest] = 0 if is_compact else graph_bytes
         made = (digest, *(item.digest for item in answer.objects))
@@ -131,12 +145,31 @@ class Builder:
             is_compact=is_compact, has_reused=bool(reused),
         )  # fmt: skip
 
-    def _check_room(self, known: Iterable[PackedTensor]) -> None:
+    def _check_room(self, known: Iterable[PackedTensor]) -> int:
+        """Return what packing may need of the disk; raises StoreFull where less is free."""
         there = {tensor.source for tensor in known}
         shared = sum(size for digest, size in self._published.items() if digest in there)
         needs, room = _ROOM_FACTOR * (self._source_bytes - shared), self._store.room_bytes()
         if needs > room:
-            raise StoreFull(f"it needs up to {needs} bytes of disk, {room} are free")
+            raise _NoRoom(f"it needs up to {needs} bytes of disk, {room} are free")
+        return needs
+
+    def _reason(
+        self, error: LoadFailed | StoreFull | OSError, needs_bytes: int, paths: Iterable[Path]
+    ) -> Exception:
+        """Return what to tell of an error; of what a full disk led to, that it is full."""
+        if isinstance(error, _NoRoom):
+            return error
+        self._trial.check_cancelled(error)
+        room = self._store.room_bytes()
+        if room and not isinstance(error, StoreFull):
+            return error
+        what = str(error) if isinstance(error, StoreFull) else _FILLED
+        written = sum(path.stat().st_size for path in paths if path.exists())
+        return _NoRoom(
+            f"{what}; packing had written {written} bytes of up to {needs_bytes} that it needs, "
+            f"{room} are free"
+        )
 
     def _damaged(self, reused: Iterable[PackedTensor]) -> set[str]:
         """Keep objects of other versions from ``gc``; return those that are not intact."""

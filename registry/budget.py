@@ -34,11 +34,13 @@ class Footprint:
     """What one version takes: ``objects`` maps digests to bytes, shared by all workers.
 
     Of an object that only a part is read of, the bytes are those from its start to the part's end.
-    ``private_bytes_per_worker``: None before anything measured it.
+    ``private_bytes_per_worker``: of the worker that takes most; None before anything measured it.
+    ``spared_bytes``: by how much all workers take less than that many times this.
     """
 
     objects: Mapping[str, int]
     private_bytes_per_worker: int | None
+    spared_bytes: int = 0
 
     @property
     def object_bytes(self) -> int:
@@ -183,9 +185,10 @@ def default_run_bytes(available_bytes: int, budget_bytes: int, workers: int) -> 
 
 def committed_bytes(held: Mapping[Key, Footprint], workers: int) -> int:
     """Return the bytes that ``held`` takes on the whole machine."""
-    return sum(_objects(held.values()).values()) + workers * sum(
-        item.private_bytes_per_worker or 0 for item in held.values()
+    private = sum(
+        workers * (item.private_bytes_per_worker or 0) - item.spared_bytes for item in held.values()
     )
+    return sum(_objects(held.values()).values()) + private
 
 
 def plan(

@@ -86,6 +86,17 @@ class ModelState:
         """Say whether the version is loaded and may answer."""
         return self.is_kept(version) and version not in self.waiting
 
+    def urgency(self, version: int) -> int:
+        """Return how soon a version is to come back; the lowest number comes first.
+
+        What the route sends requests to, what an alias names, what a rollback goes to, the rest.
+        """
+        if self.route is not None and self.route.traffic.weight_of(version):
+            return 0
+        if any(alias.version == version for alias in self.aliases.values()):
+            return 1
+        return 2 if self.route is not None and self.route.is_previous(version) else 3
+
     @property
     def latest(self) -> int | None:
         """The highest READY version."""

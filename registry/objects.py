@@ -14,15 +14,16 @@ import os
 import stat
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from registry.errors import Corrupt, MissingObjects, StoreFull
+from registry.errors import Conflict, Corrupt, MissingObjects, StoreFull
 from registry.files import Files, discard, disk_errors, temporary_path
 from registry.hashing import Stamp, hash_object, stamp_of
 from registry.ident import check_digest, digest_hex
+from registry.kept_uploads import KeptUploads
 from registry.uploads import Upload
 
 LEASE_S: Final = 15 * 60.0
@@ -48,8 +49,11 @@ class ObjectPool:
         self._lock = threading.Lock()
         self._install_lock = threading.Lock()
         self._stamps: dict[str, Stamp] = {}
+        # Of what was once hashed and found good: another size is damage, without a look at a byte.
+        self._sizes: dict[str, int] = {}
         self._leases: dict[str, float] = {}
         self._pins: Counter[str] = Counter()
+        self.kept = KeptUploads(monotonic_s)
         # Names that are in the folder and count for nothing until the right bytes are uploaded:
         # found damaged, and not (yet) known to be durable.
         self._damaged: set[str] = set()
@@ -74,17 +78,55 @@ class ObjectPool:
             self._renew(digest)
             return status.st_size
 
-    def begin_upload(self, digest: str, size_bytes: int | None) -> Upload:
-        """Return an upload to write the bytes of ``digest`` into."""
+    def begin_upload(self, digest: str, size_bytes: int | None, offset: int = 0) -> Upload:
+        """Return an upload to write the bytes of ``digest`` into, from ``offset`` on."""
         check_digest(digest)
+        if offset:
+            return self._go_on(digest, size_bytes, offset)
         self.check_room(size_bytes or 0, digest)
         temporary = temporary_path(self._temporary_dir)
         with disk_errors(f"store object {digest}"):
             descriptor = self._files.create(temporary)
         return Upload(self, self._files, digest, size_bytes, temporary, descriptor)
 
+    def keep_upload(self, upload: Upload) -> None:
+        """Keep an upload for whoever goes on with it. For Upload.suspend."""
+        self.kept.keep(upload)
+
+    def _go_on(self, digest: str, size_bytes: int | None, offset: int) -> Upload:
+        upload = self.kept.take(digest)
+        if upload is None:
+            raise Conflict(
+                f"object {digest}: nothing of it is kept that byte {offset} could follow: "
+                "send it whole"
+            )
+        if (upload.written_bytes, upload.size_bytes) != (offset, size_bytes):
+            self.kept.keep(upload)
+            raise Conflict(
+                f"object {digest}: {upload.written_bytes} of {upload.size_bytes} bytes are kept, "
+                f"which byte {offset} of {size_bytes} does not follow: go on after them, or send "
+                "it whole"
+            )
+        try:
+            self.check_room((size_bytes or 0) - offset, digest)
+        except BaseException:
+            self.kept.keep(upload)
+            raise
+        return upload
+
     def check_room(self, more_bytes: int, digest: str) -> None:
-        """Raise StoreFull where ``more_bytes`` would eat into the reserve."""
+        """Raise StoreFull where ``more_bytes`` would eat into the reserve.
+
+        What broken uploads left gives way first: it can be sent again.
+        """
+        try:
+            self._check_room(more_bytes, digest)
+        except StoreFull:
+            if not self.kept.drop_all():
+                raise
+            self._check_room(more_bytes, digest)
+
+    def _check_room(self, more_bytes: int, digest: str) -> None:
         with disk_errors("read the free space"):
             free = self._files.free_bytes(self._dir)
         if free - more_bytes < self._reserve_bytes:
@@ -102,6 +144,9 @@ class ObjectPool:
         """
         self._examine(digest)
         with self._install_lock:
+            # Whoever would have gone on with another one finds the object there.
+            if (other := self.kept.take(digest)) is not None:
+                other.abort()
             if self._keep(digest):
                 discard(self._files, temporary)
                 return
@@ -114,8 +159,7 @@ class ObjectPool:
                 # Last of all: the rename and the change of mode before it move the change time.
                 stamp = stamp_of(os.fstat(descriptor))
             with self._lock:
-                self._stamps[digest] = stamp
-                self._damaged.discard(digest)
+                self._note_good(digest, stamp)
                 self._unsynced.discard(digest)
                 self._renew(digest)
 
@@ -183,10 +227,11 @@ class ObjectPool:
                 self._rehash(digest, hashed)
             except Corrupt as error:
                 found.append(error)
-        if len(found) > 1:
-            raise Corrupt(f"{found[0]}; {len(found) - 1} more are damaged or missing") from found[0]
-        if found:
-            raise found[0]
+        raise_first(found)
+
+    def are_untouched(self, digests: Iterable[str]) -> bool:
+        """Tell whether all objects are as they were when last found good; reads no byte."""
+        return all(self._unchanged(check_digest(digest)) is not None for digest in digests)
 
     def find_damage(self, sizes: Mapping[str, int | None], *, is_suspect: bool) -> None:
         """Hash objects that are there, so that the damaged ones among them count as absent.
@@ -211,6 +256,7 @@ class ObjectPool:
 
     def collect(self, is_used: Callable[[str], bool]) -> tuple[int, int]:
         """Drop what nobody uses; return how many objects and bytes. Safe beside everything."""
+        self.kept.drop_old()
         objects = dropped_bytes = 0
         with disk_errors("drop objects"):
             for digest in self.digests():
@@ -290,6 +336,7 @@ class ObjectPool:
         while True:
             before = self._stamp_now(digest)
             try:
+                self._check_size(digest, before)
                 stamp = hash_object(self.path(digest), digest, hashed)
             except Corrupt:
                 with self._lock:
@@ -303,9 +350,21 @@ class ObjectPool:
                     self.damage_found += 1
                 raise
             with self._lock:
-                self._stamps[digest] = stamp
-                self._damaged.discard(digest)
+                self._note_good(digest, stamp)
             return
+
+    def _check_size(self, digest: str, stamp: Stamp | None) -> None:
+        right_bytes = self._sizes.get(digest)
+        if stamp is not None and right_bytes not in (None, stamp.size_bytes):
+            raise Corrupt(
+                f"object {digest} is damaged: it has {stamp.size_bytes} bytes instead of "
+                f"{right_bytes}"
+            )
+
+    def _note_good(self, digest: str, stamp: Stamp) -> None:
+        self._stamps[digest] = stamp
+        self._sizes[digest] = stamp.size_bytes
+        self._damaged.discard(digest)
 
     def _stamp_now(self, digest: str) -> Stamp | None:
         with disk_errors(f"look object {digest} up"):
@@ -328,9 +387,18 @@ class ObjectPool:
                 return None
             self._leases.pop(digest, None)
             self._stamps.pop(digest, None)
+            self._sizes.pop(digest, None)
             self._damaged.discard(digest)
             self._unsynced.discard(digest)
             return status.st_size
+
+
+def raise_first(found: Sequence[Corrupt]) -> None:
+    """Raise the first of several objects' faults, which says how many more there are."""
+    if len(found) > 1:
+        raise Corrupt(f"{found[0]}; {len(found) - 1} more are damaged or missing") from found[0]
+    if found:
+        raise found[0]
 
 
 def _is_object_name(name: str) -> bool:

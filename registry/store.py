@@ -135,6 +135,7 @@ class Store:
     def close(self) -> None:
         """Give the store up; another server may open it."""
         self.events.close()
+        self._objects.kept.drop_all()
         if self._lock_file is not None:
             self._lock_file.close()
 
@@ -169,14 +170,24 @@ class Store:
         sizes |= {entry.digest: entry.size_bytes for entry in manifest.tensors}
         self._objects.find_damage(sizes, is_suspect=self._versions.holds(manifest))
 
-    def begin_upload(self, digest: str, size_bytes: int | None = None) -> Upload:
+    def begin_upload(self, digest: str, size_bytes: int | None = None, offset: int = 0) -> Upload:
         """Return a context manager that takes the bytes of an object.
 
-        ``size_bytes``: announced size, if known. Raises StoreFull before the disk's reserve is
-        touched. Several uploads of one digest at once all succeed.
+        ``size_bytes``: announced size of the whole, if known. ``offset``: go on there with an
+        upload that broke off; raises Conflict where that one is not kept, or ends elsewhere.
+        Raises StoreFull before the disk's reserve is touched. Several uploads of one digest at
+        once all succeed.
         """
         self._reserve.fill()
-        return self._objects.begin_upload(digest, size_bytes)
+        return self._objects.begin_upload(digest, size_bytes, offset)
+
+    def upload_offset(self, digest: str) -> int:
+        """Return how many bytes of an upload that broke off are kept to go on with."""
+        return self._objects.kept.offset(digest)
+
+    def drop_old_uploads(self) -> bool:
+        """Give up what was kept for a quarter of an hour; return whether any is kept on."""
+        return self._objects.kept.drop_old()
 
     def release_objects(self, digests: Iterable[str]) -> None:
         """End the leases of objects that an entry of ``packed`` now holds."""
@@ -213,6 +224,10 @@ class Store:
         ``progress`` gets the bytes done so far; at the end that is the sum of all sizes.
         """
         self._objects.verify(digests, is_thorough=thorough, progress=progress)
+
+    def are_untouched(self, digests: Iterable[str]) -> bool:
+        """Tell whether all objects are as they were when this process last found them good."""
+        return self._objects.are_untouched(digests)
 
     def verify(self, progress: Callable[[int], None] | None = None) -> VerifyReport:
         """Hash every object there is or should be, and read every record; changes nothing."""

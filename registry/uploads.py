@@ -12,6 +12,8 @@ from registry.files import Files, discard, planned_error
 
 # How much may be written between two looks at the free space.
 _ROOM_STEP_BYTES: Final = 16 << 20
+# What is shorter is sent again as soon as it is asked for.
+LEAST_KEPT_BYTES: Final = 4 << 20
 
 
 class UploadTarget(Protocol):
@@ -25,9 +27,16 @@ class UploadTarget(Protocol):
         """Give the synced file at ``temporary`` its name in the pool."""
         ...
 
+    def keep_upload(self, upload: Upload) -> None:
+        """Own an upload from now on, for whoever goes on with it."""
+        ...
+
 
 class Upload:
-    """A context manager: without ``commit`` nothing stays. For one thread at a time."""
+    """A context manager: without ``commit`` nothing stays. For one thread at a time.
+
+    ``size_bytes``: as announced, None where it was not; ``written_bytes``: how far it came.
+    """
 
     def __init__(
         self,
@@ -41,11 +50,11 @@ class Upload:
         self.digest = digest
         self._target = target
         self._files = files
-        self._size_bytes = size_bytes
+        self.size_bytes = size_bytes
         self._temporary = temporary
         self._descriptor = descriptor
         self._sha256 = hashlib.sha256()
-        self._written_bytes = 0
+        self.written_bytes = 0
         self._room_bytes = _ROOM_STEP_BYTES
         self._is_open = True
 
@@ -53,11 +62,11 @@ class Upload:
         """Append bytes. Raises InvalidInput past the announced size, StoreFull, StoreFailed."""
         self._check_open()
         count = memoryview(data).nbytes
-        total = self._written_bytes + count
-        if self._size_bytes is not None and total > self._size_bytes:
+        total = self.written_bytes + count
+        if self.size_bytes is not None and total > self.size_bytes:
             self.abort()
             raise InvalidInput(
-                f"object {self.digest}: more than the {self._size_bytes} bytes announced were sent"
+                f"object {self.digest}: more than the {self.size_bytes} bytes announced were sent"
             )
         self._room_bytes -= count
         try:
@@ -72,7 +81,7 @@ class Upload:
             self.abort()
             raise
         self._sha256.update(data)
-        self._written_bytes = total
+        self.written_bytes = total
 
     def commit(self) -> None:
         """Return once the object is in the store for good.
@@ -91,6 +100,17 @@ class Upload:
             self._is_open = False
             self._close()
         finally:
+            self.abort()
+
+    def suspend(self) -> None:
+        """Leave what was written to whoever goes on with it, if it is worth it; else ``abort``.
+
+        Not to be touched after it: the next owner may write already.
+        """
+        is_part = self.written_bytes < (self.size_bytes or 0)
+        if self._is_open and is_part and self.written_bytes >= LEAST_KEPT_BYTES:
+            self._target.keep_upload(self)
+        else:
             self.abort()
 
     def abort(self) -> None:
@@ -119,7 +139,7 @@ class Upload:
         found = "sha256:" + self._sha256.hexdigest()
         if found != self.digest:
             raise DigestMismatch(
-                f"object {self.digest}: the {self._written_bytes} bytes sent hash to {found}"
+                f"object {self.digest}: the {self.written_bytes} bytes sent hash to {found}"
             )
 
     def _close(self) -> None:

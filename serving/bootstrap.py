@@ -185,7 +185,7 @@ async def _serve(
             store, supervisor, settings, inspect,
             budget_bytes=budget_bytes, workers=plan.workers,
         )  # fmt: skip
-        supervisor.before_respawn(control.before_respawn)
+        supervisor.before_respawn(control)
         console = console_of(control, settings, memory)
         app = create_admin_app(
             control, settings, tokens=tokens, console=console,

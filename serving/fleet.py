@@ -17,7 +17,8 @@ SERVING: Final = "serving"
 class VersionReport:
     """How one version stands, over all workers: FAILED if any failed it.
 
-    ``private_bytes``: the largest anonymous growth that a worker measured while loading it.
+    ``private_bytes``: the largest anonymous growth that a worker measured while loading it;
+    ``private_by_worker``: that of each worker that holds it, where this is about all of them.
     ``is_out_of_memory``: it FAILED because the machine had no memory left for it.
     """
 
@@ -26,6 +27,7 @@ class VersionReport:
     load_s: float = 0.0
     private_bytes: int = 0
     is_out_of_memory: bool = False
+    private_by_worker: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

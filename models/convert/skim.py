@@ -22,7 +22,10 @@ SELF_LOCATION: Final = "\0self"
 # Field numbers of onnx.proto, and the wire type of what has a length.
 _GRAPH: Final = 7
 _INITIALIZER: Final = 5
+_DATA_TYPE: Final = 2
 _RAW_DATA: Final = 9
+# Lists whose values lie in the file as raw bytes would: to the type that they are of.
+_PLAIN_LISTS: Final = {4: onnx.TensorProto.FLOAT, 10: onnx.TensorProto.DOUBLE}
 _EXTERNAL_DATA: Final = 13
 _DATA_LOCATION: Final = 14
 _VARINT: Final = 0
@@ -49,7 +52,8 @@ def skim(path: Path) -> tuple[bytes, int] | None:
     """Return a file's message with its large weights pointing into the file, and their number.
 
     None where there is none to leave out, or the file is odd in any way: parse it as it is.
-    Only dense initializers of the outermost graph that hold raw bytes are left out.
+    Only dense initializers of the outermost graph are left out, that hold raw bytes or a list of
+    FLOAT or DOUBLE; what is in other lists is parsed, and takes several times its size meanwhile.
     """
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
@@ -90,26 +94,31 @@ def _graph(data: mmap.mmap, graph: _Field) -> tuple[bytearray, int]:
 def _tensor(data: mmap.mmap, tensor: _Field) -> bytearray | None:
     """Return the tensor without its bytes, or None where it stays as it is."""
     out = bytearray()
-    raw: _Field | None = None
+    values: _Field | None = None
+    data_type = int(onnx.TensorProto.UNDEFINED)
     for field in _fields(data, tensor.start, tensor.end):
-        if field.number == _RAW_DATA and field.wire_type == _LENGTH:
-            if raw is not None:
+        if field.number == _DATA_TYPE and field.wire_type == _VARINT:
+            data_type, _ = _varint(data, field.start, field.end)
+        if field.number in (_RAW_DATA, *_PLAIN_LISTS) and field.wire_type == _LENGTH:
+            if values is not None:
                 raise _Odd
-            raw = field
+            values = field
         elif field.number == _DATA_LOCATION and _is_default(data, field):
             # A model loaded from external data and saved in one file says so of every weight.
             continue
         elif field.number in (_EXTERNAL_DATA, _DATA_LOCATION):
             return None
         elif field.end - field.start >= OBJECT_THRESHOLD_BYTES:
-            return None  # its values stand in the typed lists
+            return None  # its values stand in a list of numbers of changing length
         else:
             out += data[field.begin : field.end]
-    if raw is None or raw.end - raw.start < OBJECT_THRESHOLD_BYTES:
+    if values is None or values.end - values.start < OBJECT_THRESHOLD_BYTES:
+        return None
+    if _PLAIN_LISTS.get(values.number, data_type) != data_type:
         return None
     pointer = onnx.TensorProto(data_location=onnx.TensorProto.EXTERNAL)
-    fields = {"location": SELF_LOCATION, "offset": str(raw.start),
-              "length": str(raw.end - raw.start)}  # fmt: skip
+    fields = {"location": SELF_LOCATION, "offset": str(values.start),
+              "length": str(values.end - values.start)}  # fmt: skip
     for key, value in fields.items():
         pointer.external_data.add(key=key, value=value)
     out += pointer.SerializeToString()

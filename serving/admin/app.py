@@ -122,6 +122,8 @@ def _openapi(call: Call) -> dict[str, Any]:
     ]
     if call.takes_if_match:
         parameters.append(_IF_MATCH)
+    if call.takes_range:
+        parameters.append(_CONTENT_RANGE)
     document: dict[str, Any] = {"parameters": parameters}
     if call.scope:
         document["x-scope"] = call.scope
@@ -139,6 +141,8 @@ def _responses(call: Call) -> dict[int | str, Document]:
     found: dict[int | str, Document] = {}
     for status, name in call.errors.items():
         found |= errors(status, reasons=ADMIN_REASONS, schema=name)
+    if call.tells_offset:
+        found[404]["headers"] = {"Upload-Offset": _UPLOAD_OFFSET}
     for answer in call.answers:
         described = DONE.get(answer.status) or ADMIN_REASONS[answer.status]
         found[answer.status] = {"description": described}
@@ -158,6 +162,18 @@ def _responses(call: Call) -> dict[int | str, Document]:
 _ETAG: Final[Document] = {
     "description": "What If-Match of a change can name.",
     "schema": {"type": "string", "pattern": '^".*"$'},
+}
+_UPLOAD_OFFSET: Final[Document] = {
+    "description": "How many bytes of an upload that broke off are kept; 0: send all of it.",
+    "schema": {"type": "integer", "minimum": 0},
+}
+_CONTENT_RANGE: Final[dict[str, Any]] = {
+    "name": "Content-Range",
+    "in": "header",
+    "required": False,
+    "description": "bytes START-END/TOTAL: the body is all that follows the START bytes that are "
+    "kept, as the Upload-Offset of a HEAD says. Without it the body is the whole object.",
+    "schema": {"type": "string", "pattern": "^bytes [0-9]{1,18}-[0-9]{1,18}/[0-9]{1,18}$"},
 }
 _IF_MATCH: Final[dict[str, Any]] = {
     "name": "If-Match",

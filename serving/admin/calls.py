@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 
 from models.signature import parse_signature
-from registry.errors import InvalidInput, MissingObjects, NotFound
+from registry.errors import InvalidInput, MissingObjects
 from registry.ident import check_digest, shown
 from registry.manifest import Json, JsonObject, parse_manifest
 from serving.admin.console.hub import ConsoleHub
@@ -24,6 +24,7 @@ from serving.admin.request import (
     MAX_LOOKS,
     MAX_SEQ,
     actor_of,
+    announced_in,
     chunks_in,
     json_in,
     model_in,
@@ -44,6 +45,7 @@ from serving.web.common import json_response
 from serving.web.errors import error_facts, error_headers
 
 UPLOAD_CHUNK_BYTES: Final = 1 << 20
+UPLOAD_OFFSET: Final = "upload-offset"
 METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -70,17 +72,19 @@ class AdminCalls(TrafficCalls):
         digest = check_digest(request.path_params["digest"])
         size = await asyncio.to_thread(self._control.store.object_size, digest)
         if size is None:
-            raise NotFound(f"object {digest} is not here: upload it")
+            # Not as an error that is raised: what a client needs to know is in the head.
+            kept = self._control.store.upload_offset(digest)
+            return Response(status_code=404, headers={UPLOAD_OFFSET: str(kept)})
         return Response(status_code=200, headers={"content-length": str(size)})
 
     async def put_blob(self, request: Request) -> Response:
-        """Store an object whose bytes hash to the digest in the path."""
+        """Store an object whose bytes hash to the digest in the path, or go on with an upload."""
         digest = check_digest(request.path_params["digest"])
         store = self._control.store
         chunks = chunks_in(request, self._body_timeout_s, UPLOAD_CHUNK_BYTES)
         async with aclosing(chunks):
             try:
-                announced = _announced(request)
+                announced, offset = announced_in(request)
                 size = await asyncio.to_thread(store.object_size, digest)
                 # One of another size, or sent without one, may be damaged: it is hashed.
                 if size is not None and announced == size:
@@ -88,8 +92,12 @@ class AdminCalls(TrafficCalls):
                     async for _ in chunks:
                         pass
                     return json_response({"digest": digest, "bytes": size})
-                upload = await asyncio.to_thread(store.begin_upload, digest, announced)
-                size = await receive(upload, chunks)
+                upload = await asyncio.to_thread(store.begin_upload, digest, announced, offset)
+                try:
+                    size = offset + await receive(upload, chunks)
+                except BaseException:
+                    self._control.upload_broke_off()
+                    raise
             except ClientDisconnect as error:
                 raise InvalidInput(f"object {digest}: the client left before its end") from error
         return json_response({"digest": digest, "bytes": size}, 201)
@@ -319,12 +327,3 @@ async def _ended(operation: Operation) -> None:
     await operation.wait()
     if operation.error is not None:
         raise operation.error
-
-
-def _announced(request: Request) -> int | None:
-    text = request.headers.get("content-length")
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdigit() and len(text) <= 18):
-        raise InvalidInput(f"content-length {shown(text)} must be an integer from 0")
-    return int(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import math
+import re
 from collections.abc import AsyncGenerator, Collection, Mapping
 from typing import Any, Final
 
@@ -27,6 +28,9 @@ MAX_SEQ: Final = 2**53 - 1
 MAX_LOOKS: Final = 100_000
 
 
+_RANGE: Final = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
+
+
 def actor_of(request: Request) -> Actor:
     """Return who sent the call; AdminGuard has found that out."""
     actor: Actor = request.scope["state"]["actor"]
@@ -46,6 +50,38 @@ def version_in(request: Request) -> tuple[str, int]:
 def alias_in(request: Request) -> tuple[str, str]:
     """Return model and alias named in the path, or raise InvalidInput."""
     return model_in(request), check_alias(request.path_params["alias"])
+
+
+def announced_in(request: Request) -> tuple[int | None, int]:
+    """Return how large a whole upload is, None where that is not said, and where the body begins.
+
+    Raises InvalidInput. With a Content-Range the body is the end of an upload that broke off.
+    """
+    size_bytes = _content_length(request)
+    text = request.headers.get("content-range")
+    if text is None:
+        return size_bytes, 0
+    match = _RANGE.fullmatch(text)
+    start, end, total = map(int, match.groups()) if match else (0, 0, 0)
+    if not start <= end == total - 1:
+        raise InvalidInput(
+            f'content-range {shown(text)} must be "bytes START-END/TOTAL" of all that is missing: '
+            "START is how many bytes are there, and END is TOTAL - 1"
+        )
+    if size_bytes not in (None, total - start):
+        raise InvalidInput(
+            f"content-length {size_bytes} must be {total - start}, as content-range says"
+        )
+    return total, start
+
+
+def _content_length(request: Request) -> int | None:
+    text = request.headers.get("content-length")
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 18):
+        raise InvalidInput(f"content-length {shown(text)} must be an integer from 0")
+    return int(text)
 
 
 def check_query(request: Request, allowed: Collection[str]) -> None:

@@ -46,6 +46,8 @@ class Call:
     ``refusals``: statuses of errors beyond those that every call of its kind has.
     ``error``: name of the schema of the errors that its work ends with, where they say more.
     ``takes_if_match``: it happens only to the state that the header If-Match names.
+    ``takes_range``: its body may be the end of an upload that broke off.
+    ``tells_offset``: its 404 says where such an upload goes on.
     """
 
     method: str
@@ -58,6 +60,8 @@ class Call:
     body: Body | None = None
     error: str = "Error"
     takes_if_match: bool = False
+    takes_range: bool = False
+    tells_offset: bool = False
 
     @property
     def errors(self) -> Mapping[int, str]:
@@ -91,9 +95,10 @@ _CHANGE: Final = ("reason",)
 _OPERATE: Final = ("reason", "wait")
 CALLS: Final = (
     Call("HEAD", "/admin/v1/blobs/{digest}", "push", AdminCalls.head_blob, (Answer(200),),
-         (404, 503)),
+         (404, 503), tells_offset=True),
     Call("PUT", "/admin/v1/blobs/{digest}", "push", AdminCalls.put_blob,
-         (Answer(200, "Object"), Answer(201, "Object")), _DISK, body=schema.BINARY),
+         (Answer(200, "Object"), Answer(201, "Object")), (409, *_DISK), body=schema.BINARY,
+         takes_range=True),
     Call("GET", "/admin/v1/models", "read", AdminCalls.list_models, _json("Models")),
     Call("GET", MODEL, "read", AdminCalls.show_model, _json("Model"), (404,)),
     Call("POST", MODEL + "/versions", "push", AdminCalls.publish_version,

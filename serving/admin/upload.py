@@ -18,6 +18,10 @@ class Receiver(Protocol):
         """Keep them for good."""
         ...
 
+    def suspend(self) -> None:
+        """Leave what came to whoever goes on with it; nothing here touches it after that."""
+        ...
+
     def abort(self) -> None:
         """Give them up, unless they were kept."""
         ...
@@ -27,10 +31,15 @@ async def receive(upload: Receiver, pieces: AsyncIterator[bytearray]) -> int:
     """Write the pieces, each while the next one arrives, and commit; return the bytes in all.
 
     At most two pieces are in memory. Whatever happens, and even if cancelled, this returns or
-    raises only when nothing is written any more; an upload that was not committed is aborted.
+    raises only when nothing is written any more; an upload that broke off is suspended, one that
+    was not committed for any other reason is aborted.
     """
     try:
         size = await _write_all(upload, pieces)
+    except BaseException:
+        await _to_its_end(upload.suspend)
+        raise
+    try:
         await _to_its_end(upload.commit)
     finally:
         await _to_its_end(upload.abort)

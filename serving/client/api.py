@@ -23,6 +23,8 @@ ADMIN_URL: Final = "http://127.0.0.1:8081"
 ADMIN_TOKEN_VARIABLE: Final = "RAMRACK_ADMIN_TOKEN"  # noqa: S105 - the variable's name
 DATA_TOKEN_VARIABLE: Final = "RAMRACK_TOKEN"  # noqa: S105 - the variable's name
 # Of no object: asking for it only shows whether this client may push.
+# A smaller object is sent again as soon as it is asked for.
+RESUMED_BYTES: Final = 8 << 20
 _NO_OBJECT: Final = "sha256:" + "0" * 64
 # A load is first waited for inside its own request, so that a short one costs one round trip.
 FIRST_WAIT_S: Final = 1.0
@@ -124,10 +126,25 @@ class AdminClient(_Client):
         return held is None or size_bytes is None or held == str(size_bytes)
 
     def put_object(
-        self, digest: str, size_bytes: int, chunks: Callable[[], Iterator[bytes]]
+        self, digest: str, size_bytes: int, chunks: Callable[[int], Iterator[bytes]]
     ) -> None:
-        """Upload one object."""
-        self.http.put_stream(f"/admin/v1/blobs/{digest}", chunks, size_bytes)
+        """Upload one object; of a large one only what an earlier try has not brought there.
+
+        ``chunks``: yields the bytes from the one that it is called with.
+        """
+        path = f"/admin/v1/blobs/{digest}"
+        kept = (lambda: self._kept_bytes(path, size_bytes)) if size_bytes >= RESUMED_BYTES else None
+        self.http.put_stream(path, chunks, size_bytes, kept)
+
+    def _kept_bytes(self, path: str, size_bytes: int) -> int:
+        """Return where an upload goes on; 0 where it begins, or the server is an older one."""
+        try:
+            self.http.call("HEAD", path)
+        except ClientError as error:
+            offset = error.headers.get("upload-offset", "")
+            if offset.isdecimal() and int(offset) < size_bytes:
+                return int(offset)
+        return 0
 
     def register(self, name: str, manifest: Document, reason: str = "") -> Document:
         """Register a manifest whose objects are all there; returns version, digest, created.

@@ -103,21 +103,39 @@ class Http:
                 return self.checked(response)
         raise AssertionError  # pragma: no cover - the last attempt returned or raised
 
-    def put_stream(self, path: str, chunks: Callable[[], Iterator[bytes]], size_bytes: int) -> None:
-        """Upload ``chunks()``, ``size_bytes`` in all, anew after each broken connection."""
-        headers = {
-            "content-length": str(size_bytes),
-            "content-type": "application/octet-stream",
-        }
+    def put_stream(
+        self,
+        path: str,
+        chunks: Callable[[int], Iterator[bytes]],
+        size_bytes: int,
+        kept: Callable[[], int] | None = None,
+    ) -> None:
+        """Upload ``size_bytes``, again after each broken connection.
+
+        ``chunks``: yields the bytes from the one that it is called with. ``kept``: how many of
+        them the server has from an earlier try; without it each try sends all.
+        """
         for attempt in range(TRIES):
+            start = kept() if kept is not None else 0
+            headers = {
+                "content-length": str(size_bytes - start),
+                "content-type": "application/octet-stream",
+            }
+            if start:
+                headers["content-range"] = f"bytes {start}-{size_bytes - 1}/{size_bytes}"
             self._before_request()
             try:
-                response = self._client.put(path, content=chunks(), headers=headers)
+                response = self._client.put(path, content=chunks(start), headers=headers)
             except httpx.TransportError as error:
                 self.pause_or_raise(attempt, error, is_repeatable=True)
             else:
+                if start and response.status_code == 409 and attempt + 1 < TRIES:
+                    # Somebody else went on with it, or it is gone by now.
+                    kept = None
+                    continue
                 self.checked(response)
                 return
+        raise AssertionError  # pragma: no cover - the last attempt returned or raised
 
     def pause_or_raise(
         self, attempt: int, error: httpx.TransportError, *, is_repeatable: bool
@@ -153,7 +171,7 @@ class Http:
                 f"{response.request.method} {response.request.url.path}, which is not how the "
                 f"{self._plane} answers: {self._way_out}"
             )
-        raise ClientError(message, response.status_code, document, scope)
+        raise ClientError(message, response.status_code, document, scope, response.headers)
 
     def _unauthorized(self, message: str) -> str:
         if not self.has_token:

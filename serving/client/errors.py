@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 
 class ClientError(Exception):
     """A call that failed. ``status``: the HTTP status, None where there was no answer.
 
-    ``scope``: what the token lacks, where the server said so.
+    ``scope``: what the token lacks, where the server said so. ``headers``: those of the answer.
     """
 
     def __init__(
@@ -17,11 +18,13 @@ class ClientError(Exception):
         status: int | None = None,
         document: dict[str, Any] | None = None,
         scope: str = "",
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.document = document or {}
         self.scope = scope
+        self.headers = headers or {}
 
 
 class TokenNotAllowed(ClientError):

@@ -58,7 +58,8 @@ def push_package(
 ) -> PushResult:
     """Upload and register ``package``; an object of a file is never in memory as a whole.
 
-    A push that was broken off and is repeated sends only the objects that had not arrived.
+    A push that was broken off and is repeated sends only what had not arrived: objects, and of a
+    large one the bytes.
     ``progress`` is called from the uploading threads, one at a time.
     ``before_registration`` is called once everything is there: until then, nobody sees a version.
     """
@@ -111,11 +112,11 @@ def _upload(
     def send(source: ObjectSource) -> None:
         sent_bytes = 0
 
-        def chunks() -> Iterator[bytes]:
+        def chunks(start: int) -> Iterator[bytes]:
             nonlocal sent_bytes
-            progress.add(-sent_bytes)
-            sent_bytes = 0
-            for chunk in source.chunks():
+            progress.add(start - sent_bytes)
+            sent_bytes = start
+            for chunk in _following(source, start):
                 if stop.is_set():
                     raise ClientError("the upload was stopped")
                 yield chunk
@@ -129,6 +130,14 @@ def _upload(
         _in_parallel(send, sorted(sources, key=lambda source: -source.size_bytes))
     finally:
         stop.set()
+
+
+def _following(source: ObjectSource, start: int) -> Iterator[bytes]:
+    """Yield the bytes of an object after the first ``start``, which are read and not sent."""
+    for chunk in source.chunks():
+        if start < len(chunk):
+            yield chunk[start:]
+        start = max(0, start - len(chunk))
 
 
 def _in_parallel(work: Callable[[ObjectSource], T], sources: Sequence[ObjectSource]) -> list[T]:

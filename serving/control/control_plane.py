@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any, Final
 
 from registry import desired, plan
 from registry.budget import Plan
@@ -35,6 +35,8 @@ from serving.fleet import Fleet, WorkerInfo
 from serving.machine import read_machine
 from serving.settings import Settings
 
+# An upload that broke off goes so much later than it has to, at most.
+OLD_UPLOADS_EVERY_S: Final = 60.0
 _log = logging.getLogger(__name__)
 
 
@@ -89,6 +91,7 @@ class ControlPlane:
         self._is_closing = False
         self._restore: asyncio.Task[None] | None = None
         self._catching_up: asyncio.Task[None] | None = None
+        self._old_uploads: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Read the persisted state, publish it, and begin to load again what was loaded."""
@@ -124,10 +127,23 @@ class ControlPlane:
         self.residency.close()
         await self.writer.close()
 
-    async def before_respawn(self) -> None:
-        """Make versions FAILED whose objects are damaged, before a new worker maps them."""
-        if await self.loads.check_objects():
+    async def doubtful(self, suspects: Collection[desired.Key] = ()) -> frozenset[desired.Key]:
+        """Return the versions that no new worker should map before ``before_respawn`` is over."""
+        return await self.loads.objects.doubtful(suspects)
+
+    async def before_respawn(self, suspects: Collection[desired.Key] = ()) -> None:
+        """Make versions FAILED whose objects are damaged, before a new worker maps them.
+
+        ``suspects``: versions that workers were at when they could not read mapped memory.
+        """
+        if await self.loads.objects.run(suspects):
             self._catch_up()
+
+    def upload_broke_off(self) -> None:
+        """Have what is kept of uploads given up in time."""
+        is_under_way = self._old_uploads is not None and not self._old_uploads.done()
+        if not (is_under_way or self._is_closing):
+            self._old_uploads = self._spawn(self._drop_old_uploads(), "old uploads")
 
     # Loads and unloads
 
@@ -339,6 +355,10 @@ class ControlPlane:
             if self.writer.draining:
                 # Whoever waited for the workers to give it back may have given up on them.
                 self._catch_up()
+
+    async def _drop_old_uploads(self) -> None:
+        while await asyncio.to_thread(self.store.drop_old_uploads):  # noqa: ASYNC110 - by the clock
+            await asyncio.sleep(OLD_UPLOADS_EVERY_S)
 
     def _on_arrival(self) -> None:
         # It may hold versions in another form than its siblings. A restore counts for itself.

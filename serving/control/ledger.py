@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from models.servable import Inspection
 from models.text_form import is_onnx
@@ -18,6 +18,9 @@ from serving.control.state_writer import StateWriter
 
 # What workers open: the digest of a graph, and whether the runtime may copy weights.
 Form: TypeAlias = tuple[str, bool]
+
+
+_UNMEASURED: Final[tuple[int, tuple[int, ...]]] = (0, ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +60,10 @@ class Unload:
 class Ledger:
     """Sums made anew from the state each time they are asked for.
 
-    Private memory is what the inspection found of a version, or the most that a worker measured the
-    last time in the form that workers hold it in, whichever is more. A load under way is counted
-    from its admission on, a draining version until every worker gave it back, one that waits for
-    memory not at all.
+    Private memory is what the inspection found of a version, or what a worker measured the last
+    time in the form that workers hold it in, whichever is more: for each worker that measured it
+    its own figure, for each other the largest one. A load under way is counted from its admission
+    on, a draining version until every worker gave it back, one that waits for memory not at all.
     """
 
     def __init__(self, writer: StateWriter, budget_bytes: int, workers: int) -> None:
@@ -68,14 +71,15 @@ class Ledger:
         self.workers = workers
         self.last_unload: Unload | None = None
         self._writer = writer
-        self._measured: dict[tuple[Key, Form], int] = {}
+        # The most in one worker, and what each of them measured.
+        self._measured: dict[tuple[Key, Form], tuple[int, tuple[int, ...]]] = {}
         self._known: dict[Key, Inspection] = {}
         self._indexed = IndexedInspections()
         self._reserved: dict[Key, Footprint] = {}
         self._leaving: dict[Key, Footprint] = {}
 
-    def measure(self, key: Key, private_bytes: int) -> int:
-        """Note the most that a worker holds now of a version in the form that the state says.
+    def measure(self, key: Key, private_bytes: int, by_worker: tuple[int, ...] = ()) -> int:
+        """Note what workers hold now of a version in the form that the state says, and the most.
 
         Returns by how much that is more than what was known, in one worker. Less than before counts
         too: it is what is left where all workers have loaded the version anew.
@@ -84,8 +88,8 @@ class Ledger:
         if inspection is None:
             return 0
         form = (key, _form(inspection))
-        known = max(self._measured.get(form, 0), inspection.private_bytes)
-        self._measured[form] = private_bytes
+        known = max(self._measured.get(form, _UNMEASURED)[0], inspection.private_bytes)
+        self._measured[form] = private_bytes, by_worker[: self.workers]
         return max(0, private_bytes - known)
 
     def reserve(self, key: Key, found: Inspection | None = None) -> Plan:
@@ -256,9 +260,11 @@ class Ledger:
     def _footprint(self, record: VersionRecord, known: Inspection | None) -> Footprint:
         if known is None:
             return Footprint(objects_of(record), None)
-        measured = self._measured.get(((record.model, record.version), _form(known)), 0)
-        objects = known.resident or objects_of(record)
-        return Footprint(objects, max(known.private_bytes, measured))
+        form = ((record.model, record.version), _form(known))
+        measured, by_worker = self._measured.get(form, _UNMEASURED)
+        most = max(known.private_bytes, measured)
+        spared = sum(most - max(known.private_bytes, each) for each in by_worker)
+        return Footprint(known.resident or objects_of(record), most, spared)
 
     def _known_of(self, record: VersionRecord) -> Inspection | None:
         """Return what a load of the version will go by, None where only an inspection can tell.

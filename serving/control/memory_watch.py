@@ -41,7 +41,7 @@ class MemoryWatch:
         """Take what workers measured into the ledger; tell where that puts it over the budget."""
         for key, report in reports.items():
             if report.state == State.READY and (
-                more := self._ledger.measure(key, report.private_bytes)
+                more := self._ledger.measure(key, report.private_bytes, report.private_by_worker)
             ):
                 self._grown[key] = self._grown.get(key, 0) + more
         excess = self._ledger.excess()

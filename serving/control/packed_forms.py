@@ -82,21 +82,26 @@ class PackedForms:
             _log.warning("%s/%d is private: %s", *key, reason)
             await self._replace(key, replace(known, mode="private", mode_reason=reason))
 
-    async def check(self, key: Key) -> None:
+    def objects(self, key: Key) -> frozenset[str]:
+        """Return what was packed of a version that is loaded."""
+        known = self._known(key)
+        return frozenset({known.graph, *known.resident}) if known.graph else frozenset()
+
+    async def check(self, key: Key, *, is_thorough: bool = False) -> None:
         """Have a version opened as it was published where what was packed of it is damaged.
 
-        Workers that mapped the damage load the version anew; those that have copied what they need
-        go on with it. The next load or start packs again.
+        ``is_thorough``: hash also what nobody touched. Workers that mapped the damage load the
+        version anew; those that have copied what they need go on with it. The next load or start
+        packs again.
         """
         if key not in self._writer.state.loaded:
             return
-        known = self._known(key)
-        packed = {known.graph, *known.resident} if known.graph else set()
+        packed = sorted(self.objects(key))
         try:
-            await asyncio.to_thread(self._writer.store.verify_objects, sorted(packed))
+            await asyncio.to_thread(self._writer.store.verify_objects, packed, thorough=is_thorough)
         except RegistryError as error:
             reason = f"{DAMAGED}; the next load or start packs it again: {error}"
-            published = _as_published(known, reason)
+            published = _as_published(self._known(key), reason)
             _log.warning("%s/%d is %s: %s", *key, published.mode, reason)
             try:
                 await self._replace(key, published)

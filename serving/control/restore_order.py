@@ -11,7 +11,6 @@ from serving.control.state_writer import StateWriter
 # version of a batch answers when all of it is there, so what is large comes alone.
 BATCH_VERSIONS: Final = 32
 BATCH_BYTES: Final = 256 << 20
-_ROUTED: Final = 0
 _ALIASED: Final = 1
 
 
@@ -22,7 +21,7 @@ def restore_batches(writer: StateWriter) -> list[list[Key]]:
     """
     batches: list[list[Key]] = []
     batch_rank, batch_bytes = -1, 0
-    for rank, key in sorted((_rank(writer, key), key) for key in writer.restoring):
+    for rank, key in sorted((_urgency(writer, key), key) for key in writer.restoring):
         size_bytes = writer.record(*key).disk_bytes
         is_room = batch_bytes + size_bytes <= BATCH_BYTES
         if rank == batch_rank and is_room and len(batches[-1]) < BATCH_VERSIONS:
@@ -42,18 +41,10 @@ def waiting_for_memory(writer: StateWriter) -> list[Key]:
     """
     found = [key for key in writer.state.loaded if writer.is_waiting(key)]
     return sorted(
-        (key for key in found if _rank(writer, key) <= _ALIASED),
-        key=lambda key: (_rank(writer, key), key),
+        (key for key in found if _urgency(writer, key) <= _ALIASED),
+        key=lambda key: (_urgency(writer, key), key),
     )
 
 
-def _rank(writer: StateWriter, key: Key) -> int:
-    model = writer.state.model(key[0])
-    route = model.route
-    if route is not None and route.traffic.weight_of(key[1]):
-        return _ROUTED
-    if any(alias.version == key[1] for alias in model.aliases.values()):
-        return _ALIASED
-    if route is not None and route.is_previous(key[1]):
-        return 2
-    return 3
+def _urgency(writer: StateWriter, key: Key) -> int:
+    return writer.state.model(key[0]).urgency(key[1])

@@ -177,7 +177,7 @@ class StateWriter:
         return key in self.restoring or self.is_waiting(key)
 
     def target(self) -> Target:
-        """Return what every worker shall make true now."""
+        """Return what every worker shall make true now, what most clients ask for first."""
         state = self.state
         versions = tuple(
             TargetVersion(
@@ -187,7 +187,7 @@ class StateWriter:
                 inspection=self.inspection(key, entry.inspection),
                 is_serving=entry.is_serving and key not in self.warming,
             )
-            for key, entry in sorted(state.loaded.items())
+            for key, entry in sorted(state.loaded.items(), key=lambda item: self._turn(item[0]))
             if not self.is_away(key)
         )
         routes = {
@@ -223,6 +223,12 @@ class StateWriter:
             cached = (document, parse_inspection(document))
             self._inspections[key] = cached
         return cached[1]
+
+    def _turn(self, key: Key) -> tuple[int, int, Key]:
+        """Return what sorts versions as a worker is to load them, small ones before large ones."""
+        model, version = key
+        size_bytes = self.records[model][version].disk_bytes
+        return self.state.model(model).urgency(version), size_bytes, key
 
     def _catalog(self) -> dict[str, dict[int, CatalogEntry]]:
         catalog = {

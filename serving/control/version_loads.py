@@ -29,6 +29,7 @@ from serving.auth import SERVER, Actor
 from serving.control.footprints import objects_of
 from serving.control.ledger import Ledger
 from serving.control.memory_watch import MemoryWatch
+from serving.control.object_check import ObjectCheck
 from serving.control.operations import Operation
 from serving.control.packed_forms import PackedForms
 from serving.control.residency import Residency
@@ -82,6 +83,9 @@ class VersionLoads:
         self._locks: WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()
         self.load_s = self._workers.load_s
         self.caught_up = self._workers.caught_up
+        self.objects = ObjectCheck(
+            writer, self._forms, residency.quietly, self._workers.is_held, self.take_out
+        )
         self.loads_ended: dict[str, int] = {"succeeded": 0, "failed": 0}
 
     async def load(self, operation: Operation, actor: Actor, reason: str) -> None:
@@ -342,33 +346,6 @@ class VersionLoads:
                 self.load_s[key] = (time.monotonic() - began_s) / len(keys)
         for key in late:
             await self._restore([key])
-
-    async def check_objects(self) -> bool:
-        """Compare the objects of all loaded versions with their digests; damaged ones FAIL.
-
-        Called before a worker is started in place of another: it would map the damage.
-        Does not wait for the workers, for it is one of them that waits for this. Returns whether
-        they are to hold anything else now; ``caught_up`` is to follow then.
-        """
-        before = self._writer.state.generation
-        for key in sorted(self._writer.state.loaded):
-            if not self._workers.is_held(key):
-                continue
-            try:
-                digests = self._writer.record(*key).manifest.object_digests
-                await asyncio.to_thread(self._writer.store.verify_objects, digests)
-            except RegistryError as error:
-                await self._take_out_damaged(key, message_of(error))
-            else:
-                await self._forms.check(key)
-        return self._writer.state.generation != before
-
-    async def _take_out_damaged(self, key: Key, reason: str) -> None:
-        try:
-            await self.take_out(key, reason, "damaged", SERVER)
-        except PLANNED as error:
-            # The state cannot be written: the worker is started all the same, or none ever would.
-            _log.error("%s/%d is damaged and stays loaded: %s", *key, error)
 
     async def fail(self, key: Key, reason: str, kind: str, actor: Actor) -> None:
         """Make a version FAILED, and wait until the workers gave it back."""

@@ -39,6 +39,12 @@ class Timings:
     exit_grace_s: float = 5.0
 
 
+def _set_event() -> asyncio.Event:
+    event = asyncio.Event()
+    event.set()
+    return event
+
+
 @dataclass(slots=True, eq=False)
 class Slot:
     """State that outlives workers (listener, restarts, reason) and that of the present one.
@@ -50,6 +56,9 @@ class Slot:
     ``failed_starts``: deaths in a row before a worker was ready; ``own_failed_starts``: of those,
     what nobody outside caused.
     ``blamed``: versions that the last death is held against, until a worker listens here again.
+    ``may_map``: unset while the objects of versions are checked that the next worker would map.
+    ``withheld``: versions that it is not told of, for theirs are checked still; ``owed``: those
+    that it was not told of and has not reported since.
     ``queue``: the way of connections from one worker of the slot to the next.
     ``region``: the part of the metrics page that its workers count into.
     ``is_patient``: its worker accepts only once it holds all that is wanted.
@@ -73,6 +82,9 @@ class Slot:
     failed_starts: int = 0
     own_failed_starts: int = 0
     blamed: frozenset[VersionKey] = frozenset()
+    may_map: asyncio.Event = field(default_factory=_set_event)
+    withheld: frozenset[VersionKey] = frozenset()
+    owed: frozenset[VersionKey] = frozenset()
     target_changed: asyncio.Event = field(default_factory=asyncio.Event)
     can_take: asyncio.Event = field(default_factory=asyncio.Event)
     generation: int = 0
@@ -131,6 +143,7 @@ class Slot:
         elif frame.type == messages.REPORT:
             report = messages.parse_report(body)
             self.generation, self.reports = report.generation, report.versions
+            self.owed -= report.versions.keys()
             recent = [*{**self.unreleased, **report.unreleased}.items()][-MAX_UNLOADS:]
             self.unreleased = dict(recent)
         elif frame.type == messages.FATAL:

@@ -13,7 +13,8 @@ def is_settled(slots: Iterable[Slot], generation: int, dangerous: Collection[Ver
     """Return whether every worker that counts holds ``generation`` or a later one.
 
     ``dangerous``: wanted versions that are not quarantined; a worker that one of them killed counts
-    until it is back, for whether that version can serve is not known before.
+    until it is back, for whether that version can serve is not known before. One that was not told
+    of a version yet, for its objects are checked, does not hold the generation either.
     """
     present = [slot for slot in slots if not slot.is_retired]
     if not any(slot.speaks_for_itself for slot in present):
@@ -22,7 +23,10 @@ def is_settled(slots: Iterable[Slot], generation: int, dangerous: Collection[Ver
         s for s in present
         if s.is_listening or s.is_early or not s.blamed.isdisjoint(dangerous)
     ]  # fmt: skip
-    return all(s.speaks_for_itself and s.generation >= generation for s in counted)
+    return all(
+        s.speaks_for_itself and s.generation >= generation and s.owed.isdisjoint(dangerous)
+        for s in counted
+    )
 
 
 def standing(
@@ -52,4 +56,5 @@ def _merged(reports: Sequence[VersionReport]) -> VersionReport:
         max(report.load_s for report in reports),
         max(report.private_bytes for report in reports),
         first.is_out_of_memory,
+        tuple(report.private_bytes for report in reports if report.state == State.READY),
     )

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -27,6 +28,7 @@ from serving.workers.deaths import MemoryKills, is_from_outside
 from serving.workers.messages import Hello
 from serving.workers.quarantine import Quarantine
 from serving.workers.replacement import Replacement
+from serving.workers.respawn_check import ObjectCheck, RespawnChecks, without_withheld
 from serving.workers.slot import RESTART_LABELS, Slot, Timings
 from serving.workers.standing import is_settled, standing
 from serving.workers.worker_life import WorkerLife
@@ -93,7 +95,7 @@ class Supervisor:
         self._quarantine = Quarantine(memory.suspects)
         self._memory_kills = MemoryKills()
         self._restarts = Counter(dict.fromkeys(RESTART_LABELS, 0))
-        self._before_respawn: Callable[[], Awaitable[None]] | None = None
+        self._checks = RespawnChecks()
         self._changed = asyncio.Event()
         self._live: tuple[int, ...] = ()
         self._on_arrival: Callable[[], None] | None = None
@@ -105,7 +107,9 @@ class Supervisor:
                 slot.index, slot.region, regions, slot.is_patient, plan.threads, slot.cpus,
                 objects_dir, settings,
             ),
-            target=lambda: self._quarantine.without(self._target),
+            target=lambda slot: without_withheld(
+                self._quarantine.without(self._target), slot.withheld
+            ),
             notify=self._notify, is_stopping=lambda: self._is_stopping,
         )  # fmt: skip
         self._replacement = Replacement(
@@ -142,7 +146,7 @@ class Supervisor:
                 self._all_slots(), generation, self._wanted_keys() - self._quarantine.reasons.keys()
             ),
             timeout_s,
-            lambda slot: slot.generation < generation,
+            lambda slot: slot.generation < generation or bool(slot.owed),
         )
         return standing(self._slots, self._wanted_keys(), self._quarantine.reasons)
 
@@ -185,9 +189,9 @@ class Supervisor:
         """Call ``callback(model, version, reason)`` when a version killed too many workers."""
         self._quarantine.on_entry(callback)
 
-    def before_respawn(self, hook: Callable[[], Awaitable[None]]) -> None:
-        """Await ``hook`` before each worker that replaces a dead one is started."""
-        self._before_respawn = hook
+    def before_respawn(self, check: ObjectCheck) -> None:
+        """Have ``check`` look at what each worker that replaces a dead one would map."""
+        self._checks.check = check
 
     # Life.
 
@@ -202,6 +206,7 @@ class Supervisor:
     async def stop(self, drain_s: float) -> bool:
         """Let every worker answer what it accepted and end; return whether all did in time."""
         self._is_stopping = True
+        self._checks.stop()
         self._notify()
         if not self._is_lasting:
             for slot in self._slots:
@@ -243,6 +248,7 @@ class Supervisor:
         Returns them as copies; after it there is nothing to ``stop``.
         """
         self._is_stopping = True
+        self._checks.stop()
         left = []
         for slot in self._slots:
             if slot.is_accepting and slot.process is not None:
@@ -289,11 +295,8 @@ class Supervisor:
             slot.restarts += 1
             await asyncio.sleep(self._backoff_s(slot))
             slot.is_patient = self._can_spare(slot)
-            if self._before_respawn is not None:
-                try:
-                    await self._before_respawn()
-                except Exception:  # noqa: BLE001 - a failed check must not leave the slot empty
-                    _log.exception("the check before a respawn failed")
+            # A mapping that cannot be read: its disk fails, or somebody cut it short.
+            self._checks.begin(slot, slot.blamed if code == -signal.SIGBUS else frozenset())
 
     def _move_waiting(self, slot: Slot) -> None:
         """Let siblings answer who connected to a worker after its end and before it was noticed."""

@@ -56,7 +56,7 @@ HEARTBEAT_S: Final = 1.0
 MEMORY_EVERY_BEATS: Final = 10
 # A worker that comes back holds its versions before it accepts, so that callers wait a moment
 # instead of getting a 503; past this the honest 503 is better.
-ACCEPT_AFTER_S: Final = 5.0
+ACCEPT_AFTER_S: Final = 3.0
 # Runs of different versions at once; a version of its own has one slot, so a slow one blocks none.
 MAX_RUNS: Final = 32
 # After max_run_s a run is told to end and has some seconds for it; one that goes on past this

@@ -26,15 +26,15 @@ _log = logging.getLogger(__name__)
 class WorkerLife:
     """Starts workers with ``command`` and serves each one's wire until it ends.
 
-    ``hello``: what a slot's worker is told first; ``target``: what is wanted now, None as long as
-    nothing is known. ``notify`` is called whenever a worker said something or ended.
+    ``hello``: what a slot's worker is told first; ``target``: what it is to hold now, None as
+    long as nothing is known. ``notify`` is called whenever a worker said something or ended.
     """
 
     command: Sequence[str]
     memory_fd: int
     timings: Timings
     hello: Callable[[Slot], Hello]
-    target: Callable[[], Target | None]
+    target: Callable[[Slot], Target | None]
     notify: Callable[[], None]
     is_stopping: Callable[[], bool]
 
@@ -88,10 +88,11 @@ class WorkerLife:
         with contextlib.suppress(ConnectionError):
             await process.wire.send(messages.HELLO, self.hello(slot).to_json())
             await slot.can_take.wait()
+            await slot.may_map.wait()
             while True:
                 await slot.target_changed.wait()
                 slot.target_changed.clear()
-                if (target := self.target()) is not None and not self.is_stopping():
+                if (target := self.target(slot)) is not None and not self.is_stopping():
                     slot.is_early |= not target.is_restored
                     await process.wire.send(messages.TARGET, target.to_json())
 

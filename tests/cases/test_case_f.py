@@ -481,21 +481,68 @@ def test_f11_a_bomb_of_150_bytes_is_refused(server: RunningServer) -> None:
 # What the upload and the publishing of a version refuse.
 
 
-def test_half_an_upload_leaves_nothing(server: RunningServer) -> None:
-    """A client that leaves in the middle leaves neither object nor file."""
-    data = os.urandom(3 * MIB)
+def broken_upload(server: RunningServer, data: bytes, count: int) -> str:
+    """Send the first bytes of an object and leave; return its path."""
     host, port = server.admin_url.removeprefix("http://").split(":")
-    digest = digest_of(data)
-    head = (
-        f"PUT /admin/v1/blobs/{digest} HTTP/1.1\r\nhost: {host}\r\n"
-        f"content-length: {len(data)}\r\n\r\n"
-    )
+    path = f"/admin/v1/blobs/{digest_of(data)}"
+    head = f"PUT {path} HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(data)}\r\n\r\n"
     with socket.create_connection((host, int(port)), timeout=60) as client:
-        client.sendall(head.encode() + data[: 2 * MIB])
+        client.sendall(head.encode() + data[:count])
         folder = server.store / "tmp"
         wait_until(lambda: any(folder.iterdir()), 60, "the upload has begun")
+    return path
+
+
+def test_half_an_upload_leaves_nothing(server: RunningServer) -> None:
+    """A client that leaves in the middle of a small object leaves neither object nor file."""
+    data = os.urandom(3 * MIB)
+    path = broken_upload(server, data, 2 * MIB)
+    folder = server.store / "tmp"
     wait_until(lambda: not any(folder.iterdir()), 60, "the half upload is gone")
-    assert server.admin("HEAD", f"/admin/v1/blobs/{digest}").status_code == 404
+    answer = server.admin("HEAD", path)
+    assert (answer.status_code, answer.headers["upload-offset"]) == (404, "0")
+
+
+def test_a_large_upload_goes_on_where_it_broke_off(server: RunningServer) -> None:
+    """HEAD says where; the rest alone is sent, and only what follows is taken."""
+    data = os.urandom(12 * MIB)
+    path = broken_upload(server, data, 8 * MIB)
+    wait_until(lambda: kept_bytes(server, path) > 0, 60, "what came is kept")
+    kept, size = kept_bytes(server, path), len(data)
+    assert 4 * MIB <= kept <= 8 * MIB
+
+    def sent(start: int, total: int = size) -> httpx.Response:
+        headers = {"content-range": f"bytes {start}-{total - 1}/{total}"}
+        return server.admin("PUT", path, content=data[start:], headers=headers)
+
+    assert "content-length" in error_of(sent(kept, size + 1), 400)
+    assert f"{kept} of {size} bytes are kept" in error_of(sent(kept - 1), 409)
+    answer = sent(kept)
+    assert (answer.status_code, answer.json()["bytes"]) == (201, size)
+    assert server.admin("HEAD", path).headers["content-length"] == str(size)
+    assert not any((server.store / "tmp").iterdir())
+    assert sent(kept).status_code == 200
+    document = manifest_of("large", digest_of(data), [])
+    forget(server, "large", server.expect(publish(server, document))["version"])
+
+
+@pytest.mark.parametrize("text", ["", "bytes */12", "bytes 4-3/4", "bytes 0-2/4", "bytes 1-3/4x"])
+def test_a_range_that_is_none_is_refused(server: RunningServer, text: str) -> None:
+    """With the form that is wanted, and before a byte is kept."""
+    answer = server.admin(
+        "PUT", f"/admin/v1/blobs/{digest_of(b'123')}", content=b"123",
+        headers={"content-range": text},
+    )  # fmt: skip
+    assert 'must be "bytes START-END/TOTAL"' in error_of(answer, 400)
+
+
+def kept_bytes(server: RunningServer, path: str) -> int:
+    return int(server.admin("HEAD", path).headers["upload-offset"])
+
+
+def error_of(answer: httpx.Response, status: int) -> str:
+    assert answer.status_code == status, answer.text
+    return str(answer.json()["error"])
 
 
 def test_an_upload_that_is_not_its_digest_is_refused(server: RunningServer) -> None:

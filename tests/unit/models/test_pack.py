@@ -44,6 +44,7 @@ from registry.store import Store
 from tests import graphs
 from tests.disk_model import PowerCut, UnsyncedFiles
 from tests.store_driver import Clock
+from tests.tmpfs import small_disk
 
 SIGNATURE = Signature(
     inputs=(TensorSpec("x", "FP32", (-1, 2)),), outputs=(TensorSpec("y", "FP32", (-1, 2)),)
@@ -472,6 +473,32 @@ class TestFullDisk:
         assert "no room to pack: it needs up to 44 bytes of disk, 23 are free" in found.mode_reason
         assert desk.child.tasks == ["describe", "inspect", "compare"]
 
+    @pytest.mark.parametrize(("free_bytes", "is_why"), [(0, True), (1 << 40, False)])
+    def test_what_the_runtime_says_of_a_full_disk_is_told_as_that(
+        self,
+        desk: Desk,
+        store: Store,
+        monkeypatch: pytest.MonkeyPatch,
+        free_bytes: int,
+        is_why: bool,
+    ) -> None:
+        """It reports a write that failed in words of its own, which name nothing to mend."""
+        manifest = desk.push(store)
+
+        def fail(request: JsonObject) -> JsonObject:
+            Path(str(request["data_path"])).write_bytes(b"half of it")
+            monkeypatch.setattr(Files, "free_bytes", lambda *_: free_bytes)
+            raise LoadFailed("the runtime refuses the graph")
+
+        monkeypatch.setattr(desk.child, "_pack", fail)
+        found = desk.inspect(store, manifest)
+        assert found.mode == "private"
+        assert found.mode_reason.startswith(
+            "no room to pack: the store's disk ran full while the runtime wrote the packed "
+            "weights; packing had written 10 bytes of up to 44 that it needs, 0 are free"
+            if is_why else "packing failed: the runtime refuses the graph"
+        )  # fmt: skip
+
     def test_a_disk_that_fills_up_leaves_the_version_private(
         self, desk: Desk, store: Store
     ) -> None:
@@ -485,6 +512,7 @@ class TestFullDisk:
             assert (
                 mode == "packed" or "no room to pack: no room on the store's" in found.mode_reason
             )
+            assert mode == "packed" or "bytes of up to 44 that it needs," in found.mode_reason
             assert store.packed.find(manifest.content_digest) is None or mode == "packed"
             desk.files.writes_left = -1
             assert not store.verify().damaged
@@ -765,6 +793,24 @@ class TestForReal:
         assert (again.graph, again.resident) == (found.graph, found.resident)
         for left, right in zip(expected, self.load_and_answer(shelf, manifest, again), strict=True):
             assert np.array_equal(left, right)
+
+    def test_a_disk_that_fills_while_the_runtime_writes_is_the_reason(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The version serves as it is, nothing of what was written stays, and the rest is whole."""
+        monkeypatch.setattr("models.pack_build._ROOM_FACTOR", 0)  # what else fills it comes later
+        with (
+            small_disk(tmp_path / "disk", 24 * MIB) as disk,
+            Store.open(disk / "store", files=UnsyncedFiles(), reserve_bytes=0) as store,
+        ):
+            manifest = self.push(store, graphs.layers(1, 2, 3))
+            found = VersionInspector(store, 1, 120.0)(manifest, 64 * MIB)
+            assert (found.mode, found.graph) == ("private", "")
+            assert "no room to pack: the store's disk ran full" in found.mode_reason
+            assert str(tmp_path) not in found.mode_reason
+            assert not list((disk / "store" / "tmp").iterdir())
+            assert not store.verify().damaged
+            self.load_and_answer(store, manifest, found)
 
     def test_a_version_that_changed_one_layer_shares_the_others(self, shelf: Store) -> None:
         """On disk and in memory only the changed layer comes on top."""

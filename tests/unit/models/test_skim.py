@@ -85,12 +85,47 @@ def test_a_weight_that_claims_to_be_elsewhere_is_parsed_as_it_is(tmp_path: Path)
         package_onnx("m", path)
 
 
-def test_values_in_typed_lists_stay_where_they_are(tmp_path: Path):
-    """Only raw bytes lie in a file as the runtime reads them; other values are parsed."""
-    tensor = onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT, LARGE.shape, LARGE.ravel())
-    path = written(tmp_path, model_of(tensor))
+@pytest.mark.parametrize("kind", ["FLOAT", "DOUBLE"])
+def test_lists_of_floating_point_numbers_are_sent_from_the_file(tmp_path: Path, kind: str):
+    """They lie there as raw bytes would; the package is that of the model in memory."""
+    values = LARGE.astype({"FLOAT": np.float32, "DOUBLE": np.float64}[kind])
+    number = onnx.TensorProto.DataType.Value(kind)
+
+    def model() -> onnx.ModelProto:
+        made = onnx.helper.make_tensor("list", number, LARGE.shape, values.ravel())
+        assert not made.raw_data
+        return model_of(graphs.weights("w", LARGE[:1]), made)
+
+    path = written(tmp_path, model())
+    data, count = skim(path) or (b"", 0)
+    assert (count, len(data) < 1000) == (1, True)
+    package = package_onnx("m", path)
+    (tensor,) = (each for each in package.objects if isinstance(each, FileSlice))
+    assert b"".join(tensor.chunks()) == values.tobytes()
+    assert [o.digest for o in package.objects] == [
+        o.digest for o in package_onnx("m", model()).objects
+    ]
+
+
+@pytest.mark.parametrize("kind", ["INT64", "FLOAT16"])
+def test_values_in_other_lists_are_parsed(tmp_path: Path, kind: str):
+    """Each number takes as many bytes there as it needs, which is not how the runtime reads it."""
+    number = onnx.TensorProto.DataType.Value(kind)
+    made = onnx.helper.make_tensor(
+        "list", number, LARGE.shape, LARGE.ravel().astype(np.int64) % 200
+    )
+    path = written(tmp_path, model_of(graphs.weights("w", LARGE[:1]), made))
     assert skim(path) is None
-    assert package_onnx("m", path).objects[1].size_bytes == LARGE.nbytes
+    size = onnx.helper.tensor_dtype_to_np_dtype(number).itemsize
+    assert LARGE.size * size in {each.size_bytes for each in package_onnx("m", path).objects}
+
+
+def test_a_list_that_is_not_of_the_tensors_type_is_parsed(tmp_path: Path):
+    """What such a tensor means is for the parser to say, and it refuses it."""
+    made = onnx.helper.make_tensor("list", onnx.TensorProto.FLOAT, LARGE.shape, LARGE.ravel())
+    made.data_type = onnx.TensorProto.DOUBLE
+    path = written(tmp_path, model_of(graphs.weights("w", LARGE[:1]), made))
+    assert skim(path) is None
 
 
 def test_a_graph_in_two_pieces_is_parsed_as_it_is(tmp_path: Path):

@@ -19,6 +19,12 @@ def test_weights_count_once_and_private_memory_once_a_worker():
     assert budget.committed_bytes({}, workers=3) == 0
 
 
+def test_what_some_workers_take_less_is_not_counted():
+    """The largest figure stands for those only that nobody measured."""
+    held = {("m", 1): Footprint({"a": 100}, 50, spared_bytes=70)}
+    assert budget.committed_bytes(held, workers=3) == 100 + 150 - 70
+
+
 @pytest.mark.parametrize("order", [(A, B), (B, A)])
 def test_an_object_counts_as_far_as_the_version_reads_it_that_reads_most(order):
     """Two versions share what both read of an object, from its start; the rest is one's own."""

@@ -274,6 +274,35 @@ def test_a_missing_object_is_corrupt(store: Store) -> None:
         store.verify_objects([digest_of(b"never uploaded")])
 
 
+def test_a_cut_object_is_found_by_its_size(store: Store) -> None:
+    """Who waits for it, waits for no hash: it was whole once, so its right size is known."""
+    digest = upload(store, payload(1), len(payload(1)))
+    damage(object_path(store, digest), lambda data: data.pop())
+    seen: list[int] = []
+
+    with pytest.raises(Corrupt, match=f"{digest} is damaged: it has .* bytes instead of"):
+        store.verify_objects([digest], progress=seen.append)
+
+    assert seen == []
+    assert upload(store, payload(1), len(payload(1))) == digest
+    store.verify_objects([digest], thorough=True)
+
+
+def test_a_touched_object_is_told_from_an_untouched_one_without_reading(store: Store) -> None:
+    """Also where its bytes are the same; a missing one counts as touched."""
+    kept, touched = upload(store, payload(1)), upload(store, payload(2))
+    assert store.are_untouched([kept, touched])
+
+    damage(object_path(store, touched), lambda _: None)
+    assert store.are_untouched([kept])
+    assert not store.are_untouched([kept, touched])
+
+    store.verify_objects([touched])
+    assert store.are_untouched([touched])
+    object_path(store, kept).unlink()
+    assert not store.are_untouched([kept])
+
+
 @pytest.mark.parametrize("kind", ["symlink", "hard link", "folder", "pipe"])
 def test_what_is_not_a_plain_file_is_refused(store: Store, tmp_path: Path, kind: str) -> None:
     """A link or a pipe in the place of an object is Corrupt, even if the bytes behind it match."""

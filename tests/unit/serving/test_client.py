@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import httpx
 import pytest
@@ -116,7 +117,8 @@ def test_what_is_asked_before_a_request_can_end_the_call():
     http = Http("http://server:1", token_variable="T", before_request=stop,
                 transport=httpx.MockTransport(lambda request: sent.append(request)))  # fmt: skip
     with AdminClient(http) as client:
-        for call in (client.models, client.gc, lambda: client.put_object("d", 0, lambda: iter(()))):
+        put = partial(client.put_object, "d", 0, lambda _: iter(()))
+        for call in (client.models, client.gc, put):
             with pytest.raises(KeyboardInterrupt):
                 call()
     assert sent == []
@@ -338,3 +340,68 @@ def test_an_upload_is_never_held_in_memory_as_a_whole():
     with AdminClient(http) as client:
         push_package(client, Package(manifest, (Endless(),)))
     assert pieces == ["made", "read"] * 3
+
+
+class Receiver:
+    """A server that takes a part of a large object, breaks, and may keep what came."""
+
+    def __init__(self, data: bytes, kept: list[str | None], breaks: int = 1) -> None:
+        self.data, self.kept, self.breaks = data, kept, breaks
+        self.sent: list[tuple[str | None, int]] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        if request.method == "HEAD":
+            offset = self.kept.pop(0)
+            return httpx.Response(404, headers={"upload-offset": offset} if offset else {})
+        body = request.read()
+        where = request.headers.get("content-range")
+        assert request.headers["content-length"] == str(len(body))
+        assert self.data.endswith(body)
+        self.sent.append((where, len(body)))
+        if len(self.sent) <= self.breaks:
+            raise httpx.WriteError("broken pipe")
+        return httpx.Response(409 if where == "bytes 5-9/10" else 201, json={"error": "gone"})
+
+
+@pytest.mark.parametrize(
+    ("kept", "breaks", "sent"),
+    [
+        (["0", "4"], 1, [(None, 10), ("bytes 4-9/10", 6)]),
+        (["7"], 0, [("bytes 7-9/10", 3)]),
+        ([None, None], 1, [(None, 10), (None, 10)]),
+        (["5"], 0, [("bytes 5-9/10", 5), (None, 10)]),
+        (["10", "x"], 1, [(None, 10), (None, 10)]),
+    ],
+    ids=["goes on", "goes on with an earlier push", "older server", "gone by now", "nonsense"],
+)
+def test_a_large_object_is_not_sent_twice(monkeypatch, kept, breaks, sent):
+    """After a broken connection, and at the next push, what the server has kept stays there."""
+    monkeypatch.setattr("serving.client.api.RESUMED_BYTES", 10)
+    receiver = Receiver(b"0123456789", kept, breaks)
+    client, _ = client_of(receiver)
+    with client:
+        client.put_object("sha256:d", 10, lambda start: iter([receiver.data[start:]]))
+    assert receiver.sent == sent
+    assert receiver.kept == []
+
+
+def test_progress_counts_what_is_kept_as_sent(monkeypatch):
+    """It never goes back past that, and ends at the whole."""
+    monkeypatch.setattr("serving.client.api.RESUMED_BYTES", 1)
+    graph = BytesObject.of(b"0123456789")
+    manifest = Manifest("m", graph.digest, (), {}, {"name": "onnx"})
+    heads, parts, seen = ["", "4"], [], []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.method == "HEAD":
+            return httpx.Response(404, headers={"upload-offset": heads.pop(0)})
+        if request.method == "PUT":
+            parts.append(request.read())
+            return httpx.Response(201, json={})
+        return httpx.Response(201, json={"version": 1, "digest": "d", "created": True})
+
+    client, _ = client_of(answer)
+    with client:
+        push_package(client, Package(manifest, (graph,)), progress=lambda *now: seen.append(now))
+    assert parts == [b"456789"]
+    assert seen == [(4, 10, 0), (10, 10, 0)]

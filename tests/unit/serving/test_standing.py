@@ -44,3 +44,12 @@ def test_a_quarantined_version_stands_as_failed_whatever_workers_say():
     found = standing([Said({KEY: GOOD})], [KEY], {KEY: "killed three workers"})
 
     assert found == {KEY: VersionReport("FAILED", "killed three workers")}
+
+
+def test_what_each_worker_measured_is_kept_beside_the_most():
+    """The budget counts the sum; those that failed hold nothing."""
+    found = standing(
+        [Said({KEY: GOOD}), Said({KEY: VersionReport("READY", "", 0.1, 70)}), Said()], [KEY], {}
+    )[KEY]
+
+    assert (found.private_bytes, found.private_by_worker) == (70, (10, 70))

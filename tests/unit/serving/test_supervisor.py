@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -417,24 +417,91 @@ async def test_a_worker_that_does_not_stop_is_killed() -> None:
         assert not any(process_exists(pid) for pid in pids)
 
 
-async def test_the_check_before_a_respawn_comes_first_and_may_fail() -> None:
-    """It is awaited before a replacement starts, not before the first; an error is no obstacle."""
-    calls = []
+class FakeCheck:
+    """Finds ``dubious`` versions doubtful; a check ends once ``gate`` is set, well or badly."""
 
-    async def hook() -> None:
-        calls.append(it.pids())
-        raise RuntimeError("disk gone")
+    def __init__(self, *dubious: VersionKey, error: Exception | None = None) -> None:
+        self.dubious = frozenset(dubious)
+        self.error = error
+        self.gate = asyncio.Event()
+        self.begun = asyncio.Event()
+        self.suspects: list[frozenset[VersionKey]] = []
 
+    async def doubtful(self, suspects: Collection[VersionKey]) -> frozenset[VersionKey]:
+        return self.dubious | frozenset(suspects)
+
+    async def before_respawn(self, suspects: Collection[VersionKey]) -> None:
+        self.suspects.append(frozenset(suspects))
+        self.begun.set()
+        await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+
+
+async def test_a_worker_alone_serves_all_but_what_is_doubtful_until_it_is_checked() -> None:
+    """Nobody else would; the doubtful version follows once it is found whole."""
+    check = FakeCheck(A1)
     async with fleet(workers=1) as it:
-        it.supervisor.before_respawn(hook)
-        it.supervisor.publish(target(1))
+        it.supervisor.before_respawn(check)
+        it.supervisor.publish(target(1, A1, B1))
         it.supervisor.start()
         await it.until_serving()
-        assert calls == []
+        assert check.suspects == []  # a first worker maps what the start has checked
+        os.kill(it.pids()[0], signal.SIGKILL)
+        await check.begun.wait()
+        await it.until_serving()
+        with pytest.raises(TimeoutError, match=r"slots \[0\] did not get there within 0.05 s"):
+            await it.supervisor.settled(1, 0.05)
+        check.gate.set()
+        assert set(await it.supervisor.settled(1, 20)) == {A1, B1}
+
+
+async def test_a_worker_with_siblings_maps_nothing_before_all_is_checked() -> None:
+    """They answer meanwhile, also for what is doubtful."""
+    check = FakeCheck(A1)
+    async with fleet(workers=2) as it:
+        it.supervisor.before_respawn(check)
+        it.supervisor.publish(target(1, A1, B1))
+        it.supervisor.start()
+        await it.until_serving()
+        os.kill(it.pids()[0], signal.SIGKILL)
+        await check.begun.wait()
+        await it.until(lambda: len(it.pids()) == 2)
+        assert [w.state for w in it.supervisor.workers()] == ["starting", "serving"]
+        check.gate.set()
+        await it.until_serving()
+
+
+async def test_a_check_that_fails_is_no_obstacle() -> None:
+    """The slot would stay empty for ever: the worker gets all of it."""
+    check = FakeCheck(A1, error=RuntimeError("disk gone"))
+    check.gate.set()
+    async with fleet(workers=1) as it:
+        it.supervisor.before_respawn(check)
+        it.supervisor.publish(target(1, A1))
+        it.supervisor.start()
+        await it.until_serving()
         os.kill(it.pids()[0], signal.SIGKILL)
         await it.until(lambda: it.supervisor.workers()[0].restarts == 1)
         await it.until_serving()
-        assert calls == [[]]
+        assert set(await it.supervisor.settled(1, 20)) == {A1}
+
+
+@pytest.mark.parametrize(("number", "found"), [(signal.SIGBUS, {A1}), (signal.SIGSEGV, set())])
+async def test_what_a_worker_was_at_when_it_could_not_read_is_suspect(number, found) -> None:
+    """A disk that fails changes neither size nor time of a file: its bytes have to be read."""
+    check = FakeCheck()
+    check.gate.set()
+    async with fleet(workers=1) as it:
+        it.supervisor.before_respawn(check)
+        it.supervisor.publish(target(1, A1, B1))
+        it.supervisor.start()
+        await it.until_serving()
+        it.memory.running = [A1]
+        os.kill(it.pids()[0], number)
+        await check.begun.wait()
+        await it.until_serving()
+        assert check.suspects == [found]
 
 
 async def test_each_worker_that_begins_to_serve_is_told_of() -> None:

@@ -46,6 +46,7 @@ class FakeFleet:
         self.refused: dict[VersionKey, str] = {}
         self.without_memory: set[VersionKey] = set()
         self.private_bytes: dict[VersionKey, int] = {}
+        self.private_by_worker: dict[VersionKey, tuple[int, ...]] = {}
         self.left_bytes: dict[VersionKey, Mapping[int, int]] = {}
         self.is_stuck = False
         self.before_time_out: Callable[[], Awaitable[None]] | None = None
@@ -101,7 +102,9 @@ class FakeFleet:
             return VersionReport("FAILED", "not enough memory to load it", is_out_of_memory=True)
         if key in self.refused:
             return VersionReport("FAILED", self.refused[key])
-        return VersionReport("READY", "", 0.1, self.private_bytes.get(key, 0))
+        each = self.private_by_worker.get(key, ())
+        most = max(each, default=self.private_bytes.get(key, 0))
+        return VersionReport("READY", "", 0.1, most, private_by_worker=each)
 
     @property
     def held(self) -> dict[VersionKey, bool]:

@@ -531,10 +531,10 @@ async def test_restart_loads_again_what_was_loaded_routed_first(world):
     orders = [[(v.model, v.version) for v in target.versions] for target in targets]
     # All that are routed share two steps, not two each; what is kept for a rollback comes later.
     routed = [("a", 2), ("b", 1), ("c", 1)]
-    assert orders == [[], routed, routed, [("a", 1), *routed], [("a", 1), *routed],
-                      [("a", 1), *routed]]  # fmt: skip
+    assert orders == [[], routed, routed, [*routed, ("a", 1)], [*routed, ("a", 1)],
+                      [*routed, ("a", 1)]]  # fmt: skip
     assert [t.is_restored for t in targets] == [False] * (len(targets) - 1) + [True]
-    assert world.fleet.held == dict.fromkeys([("a", 1), *routed], True)
+    assert world.fleet.held == dict.fromkeys([*routed, ("a", 1)], True)
     assert targets[-1].routes["a"] == Traffic.whole(2)
     # It remembers, and is asked for what it does not: of another processor or runtime.
     assert sorted(world.inspector.calls) == asked
@@ -778,6 +778,67 @@ async def test_damage_found_before_a_respawn_fails_the_version(world):
 
     assert world.fleet.held == {("m", 1): True}
     assert world.control.status("m", 2)[0] == "FAILED"
+
+
+async def test_only_touched_versions_and_suspects_are_doubtful(world):
+    """The others may be mapped at once by a worker that replaces a dead one."""
+    for version, content in enumerate((b"one", b"two", b"three"), 1):
+        await world.push("m", content, content * 30)
+        await world.load("m", version)
+    break_object(world, world.control.writer.record("m", 2).manifest.tensors[0].digest)
+
+    assert await world.control.doubtful() == {("m", 2)}
+    assert await world.control.doubtful([("m", 3)]) == {("m", 2), ("m", 3)}
+    await world.control.before_respawn()
+    assert await world.control.doubtful() == set()
+
+
+async def test_a_suspect_is_hashed_though_nobody_touched_it(world, monkeypatch):
+    """A disk that fails to read changes no file; the version comes before others that wait."""
+    for version, content in enumerate((b"one", b"two"), 1):
+        await world.push("m", content, content * 30)
+        await world.load("m", version)
+    hashed = []
+    verify = world.store.verify_objects
+    monkeypatch.setattr(
+        world.store, "verify_objects",
+        lambda digests, thorough=False: (
+            hashed.extend((digest, thorough) for digest in digests), verify(digests)
+        ),
+    )  # fmt: skip
+
+    await world.control.before_respawn([("m", 2)])
+
+    suspect = world.control.writer.record("m", 2).manifest.object_digests
+    other = world.control.writer.record("m", 1).manifest.object_digests
+    assert {digest for digest, is_thorough in hashed if is_thorough} == suspect
+    assert {digest for digest, _ in hashed[: len(suspect)]} == suspect
+    assert {digest for digest, is_thorough in hashed if not is_thorough} == other
+
+
+async def test_a_damaged_object_of_many_versions_is_hashed_once(world):
+    """All of them are FAILED by the one look."""
+    for version, content in enumerate((b"one", b"two", b"three"), 1):
+        await world.push("m", content, b"shared" * 30)
+        await world.load("m", version)
+    break_object(world, world.control.writer.record("m", 1).manifest.tensors[0].digest)
+    before = world.store.damage_found
+
+    await world.control.before_respawn()
+
+    assert {world.control.status("m", version)[0] for version in (1, 2, 3)} == {"FAILED"}
+    assert world.store.damage_found - before == 1
+
+
+async def test_what_most_clients_ask_for_is_first_in_the_target(world):
+    """Routed, aliased, what a rollback goes to, others; of each the small ones come first."""
+    for version in (1, 2, 3, 4, 5):
+        await world.push("m", bytes([version]), bytes([version]) * (60 - version))
+        await world.load("m", version)
+    await world.control.traffic.set_route("m", to(4), world.actor)
+    await world.control.traffic.set_alias("m", "next", 3, world.actor)
+
+    assert [v.version for v in world.fleet.targets[-1].versions] == [4, 3, 1, 5, 2]
 
 
 async def test_others_serve_while_a_damaged_version_is_taken_out(world):

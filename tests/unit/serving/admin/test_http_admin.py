@@ -304,6 +304,26 @@ async def test_client_that_leaves_during_an_upload_leaves_nothing(world):
     assert list((world.store.root / "tmp").iterdir()) == []
 
 
+async def test_what_is_kept_of_a_broken_upload_goes_in_time(world, client, monkeypatch):
+    """Nobody has to ask: a look now and then gives up what is old, and ends with the last."""
+    monkeypatch.setattr("serving.control.control_plane.OLD_UPLOADS_EVERY_S", 0.01)
+    monkeypatch.setattr("registry.uploads.LEAST_KEPT_BYTES", 1)
+    monkeypatch.setattr("registry.kept_uploads.KEPT_S", 0.1)
+    digest = digest_of(b"whole")
+    upload = world.store.begin_upload(digest, 5)
+    upload.write(b"wh")
+    upload.suspend()
+    head = await client.head(f"/admin/v1/blobs/{digest}")
+    assert (head.status_code, head.headers["upload-offset"]) == (404, "2")
+
+    world.control.upload_broke_off()
+    await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
+
+    head = await client.head(f"/admin/v1/blobs/{digest}")
+    assert (head.status_code, head.headers["upload-offset"]) == (404, "0")
+    assert list((world.store.root / "tmp").iterdir()) == []
+
+
 async def test_full_disk_is_told_as_507(world, client, monkeypatch):
     """An upload that the disk has no room for is refused, and says so."""
     answer = await client.put(

@@ -183,6 +183,26 @@ async def test_the_check_takes_a_version_out_whose_object_is_gone_bad(tmp_path):
     await world.stop()
 
 
+async def test_each_worker_counts_with_what_it_measured_itself(world):
+    """One that had to copy the weights does not make the others count as if they had, too."""
+    await world.push("m", b"one", b"w" * 100)
+    await world.load("m", 1)
+    ledger = world.control.ledger
+    before = ledger.committed_bytes()
+
+    async def measured(*by_worker: int) -> int:
+        world.fleet.private_by_worker["m", 1] = by_worker
+        await world.control.loads.caught_up()
+        return ledger.committed_bytes() - before
+
+    assert ledger.workers == 2
+    assert await measured(500, 20) == 520
+    assert ledger.versions()["m", 1].private_bytes_per_worker == 500
+    # Of a worker that is not back yet the most is expected, and of one that left nothing.
+    assert await measured(500) == 1000
+    assert await measured(20, 20) == 40
+
+
 async def test_private_memory_falls_when_all_workers_hold_less(world):
     """What an earlier load took is no longer held, and the inspection's figure is the least."""
     world.inspector.private_bytes = 10

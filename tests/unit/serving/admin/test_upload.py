@@ -28,6 +28,9 @@ class Kept:
     def commit(self) -> None:
         self.seen.append("commit")
 
+    def suspend(self) -> None:
+        self.seen.append("suspend")
+
     def abort(self) -> None:
         self.seen.append("abort")
 
@@ -69,7 +72,7 @@ async def test_a_failed_write_ends_the_upload():
     kept = Kept(opened(), OSError("full"))
     with pytest.raises(OSError, match="full"):
         await receive(kept, pieces("one", "two"))
-    assert kept.seen == ["abort"]
+    assert kept.seen == ["suspend"]
 
 
 async def test_a_client_that_leaves_is_told_before_a_write_that_fails():
@@ -82,11 +85,11 @@ async def test_a_client_that_leaves_is_told_before_a_write_that_fails():
     kept = Kept(opened())
     with pytest.raises(ConnectionError, match="left"):
         await receive(kept, broken())
-    assert kept.seen == ["one", "abort"]
+    assert kept.seen == ["one", "suspend"]
 
 
 async def test_a_cancelled_upload_waits_for_the_write_under_way():
-    """Nothing is aborted while a thread still writes."""
+    """Nobody else gets it while a thread still writes."""
     gate = threading.Event()
     asked = asyncio.Event()
 
@@ -102,4 +105,4 @@ async def test_a_cancelled_upload_waits_for_the_write_under_way():
     asyncio.get_running_loop().call_soon(gate.set)
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert kept.seen == ["one", "abort"]
+    assert kept.seen == ["one", "suspend"]
