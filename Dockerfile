@@ -42,5 +42,5 @@ VOLUME ["/var/lib/ramrack"]
 EXPOSE 8080 8081
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
-    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8080/v2/health/live', timeout=3)"]
+    CMD ["python", "-m", "serving.healthcheck"]
 CMD ["ramrack", "serve"]

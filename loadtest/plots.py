@@ -13,7 +13,7 @@ from loadtest.histogram import Latencies
 
 _WIDTH: Final = 760
 _HEIGHT: Final = 300
-_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 16, 12, 44
+_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 30, 12, 44
 _MOST_DOTS: Final = 4000
 # Percents for the curve: as many points between 99 and 99.9 as between 0 and 90.
 _NINES: Final = 4

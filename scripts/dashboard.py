@@ -78,11 +78,12 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 "{{model}}/{{version}} {{state}}"),), kind="state-timeline"),
         Panel("Swaps", "Changes of who answers.",
               ((f"sum(increase(ramrack_swaps_total{{{OF}}}[$__rate_interval]))", "swaps"),)),
-        Panel("Loads", "Ended ones, and what the last of each version took.",
+        Panel("Loads", "That ended, by result.",
               ((f"sum by (result) (increase(ramrack_loads_total{{{OF}}}[$__rate_interval]))",
-                "{{result}}"),
-               (f"max by (model, version) (ramrack_load_duration_seconds{{{MODEL}}})",
-                "{{model}}/{{version}}, seconds"))),
+                "{{result}}"),)),
+        Panel("Duration of loads", "What the last load of each version took.",
+              ((f"max by (model, version) (ramrack_load_duration_seconds{{{MODEL}}})",
+                "{{model}}/{{version}}"),), "s"),
         Panel("Missing values", "Of what the inputs should hold, a row.",
               (((f"{rate('ramrack_missing_values_total', 'model')} / "
                 f"{rate('ramrack_batch_rows_sum', 'model')}"), "{{model}}"),)),
@@ -131,9 +132,12 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
         Panel("Restarts", "Of workers, by reason.",
               (((f"sum by (reason) (increase(ramrack_worker_restarts_total{{{OF}}}"
                 "[$__rate_interval]))"), "{{reason}}"),)),
-        Panel("Parent", "Its own memory and files.",
-              ((f"sum(process_resident_memory_bytes{{{OF}}})", "memory"),
-               (f"sum(process_open_fds{{{OF}}})", "files")), "bytes"),
+        Panel("Memory of the parent", "Of its own, beside the workers'.",
+              ((f"sum by (instance) (process_resident_memory_bytes{{{OF}}})", "{{instance}}"),),
+              "bytes"),
+        Panel("Open files of the parent", "Against how many it may open.",
+              ((f"sum by (instance) (process_open_fds{{{OF}}})", "{{instance}}"),
+               (f"max by (instance) (process_max_fds{{{OF}}})", "{{instance}} limit"))),
     )),
 )  # fmt: skip
 
@@ -188,7 +192,7 @@ def _panel(panel: Panel, number: int, x: int, y: int) -> dict[str, object]:
 def _swaps() -> dict[str, object]:
     return {
         "name": "Swaps", "datasource": SOURCE, "enable": True, "iconColor": "orange",
-        "expr": f"sum by (instance) (changes(ramrack_swaps_total{{{OF}}}[$__interval])) > 0",
+        "expr": f"sum by (instance) (changes(ramrack_swaps_total{{{OF}}}[$__rate_interval])) > 0",
         "titleFormat": "the route changed",
     }  # fmt: skip
 

@@ -19,6 +19,8 @@ from registry.errors import InvalidInput
 from registry.ident import shown
 
 ENV_PREFIX: Final = "RAMRACK_"
+# The settings file that is read where none is named, in the folder that the server starts in.
+CONFIG_NAME: Final = "ramrack.toml"
 # RAMRACK_* names that are not settings of the server.
 ENV_OTHER: Final = frozenset({"ADMIN_TOKEN", "URL", "ADMIN_URL", "TOKEN", "CONFIG", "HANDOVER"})
 SCOPES: Final = ("read", "push", "promote", "admin", "infer")

@@ -18,10 +18,9 @@ from registry.errors import InvalidInput, RegistryError
 from registry.layout import check_adoptable
 from serving.cli.options import ADMIN_URL_DEFAULT, AdminUrl, AsJson, admin_client
 from serving.cli.output import count_text, print_json, print_table, size_text
-from serving.cli.serve import CONFIG_NAME
 from serving.client.errors import ClientError, ServerUnreachable
 from serving.machine import Machine, read_machine
-from serving.settings import load_settings
+from serving.settings import CONFIG_NAME, load_settings
 from serving.workers.cores import plan_workers
 
 GIB: Final = 1024**3

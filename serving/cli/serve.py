@@ -10,9 +10,7 @@ from typing import Annotated
 import typer
 
 from registry.errors import InvalidInput
-from serving.settings import Settings, load_settings
-
-CONFIG_NAME = "ramrack.toml"
+from serving.settings import CONFIG_NAME, Settings, load_settings
 
 
 def serve(

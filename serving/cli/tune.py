@@ -17,7 +17,6 @@ from serving.cli.made_requests import FORMS, request_of
 from serving.cli.options import ADMIN_URL_DEFAULT, AdminUrl, AsJson, Name, admin_client
 from serving.cli.output import note, print_json, print_table
 from serving.cli.predict import input_file
-from serving.cli.serve import CONFIG_NAME
 from serving.cli.values import one_of, real, version_number, whole
 
 
@@ -118,7 +117,7 @@ def tune(
 
 
 def _store_of_settings() -> Path:
-    from serving.settings import load_settings
+    from serving.settings import CONFIG_NAME, load_settings
 
     config = Path(CONFIG_NAME)
     settings = load_settings(config if config.is_file() else None, os.environ, {})

@@ -140,6 +140,46 @@ def test_every_width_holds_in_both_themes(open_page, theme):
     assert {name: ratio for name, ratio in ratios.items() if ratio < 4.5} == {}
 
 
+def test_longest_names_hold_at_every_width(open_page):
+    """No button is cut off, a model's colour stays beside its name, and a rate has its unit."""
+    fleet = Fleet(4, 3, 2)
+    model = fleet.models[0]
+    model["name"] = ("longest-name-of-a-model-" * 3)[:64]
+    for alias in ("canary", "a-name-of-an-alias-with-32-chars"):
+        model["aliases"][alias] = {"version": model["versions"][-1]["version"], "etag": '"1"'}
+    with serve(fleet, every_s=0.1) as url:
+        page = open_page(url, expected=GONE)
+        page.locator("tr.version").first.wait_for()
+        for width in (360, 600, 921, 1080, 1081, 1241, 1441, 1761, 3840):
+            page.set_viewport_size({"width": width, "height": 900})
+            over = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+            assert over <= 0, f"at {width} pixels it is {over} wider than the window"
+            wrong = page.evaluate(MISPLACED)
+            assert wrong == [], f"at {width} pixels"
+        loads = page.locator(".model-load b").all_inner_texts()
+    assert [load for load in loads if not load.endswith("/s")] == []
+
+
+MISPLACED = """() => {
+  const wrong = [];
+  const right = document.getElementById('models').getBoundingClientRect().right;
+  for (const e of document.querySelectorAll('#models button, #models .model-load')) {
+    const own = e.getBoundingClientRect();
+    if (own.right > right) wrong.push(`cut off: ${e.ariaLabel ?? e.outerHTML}`);
+  }
+  for (const e of document.querySelectorAll('.swatch')) {
+    const [colour, name] = [e, e.nextElementSibling].map((n) => n.getBoundingClientRect());
+    const isApart = colour.bottom <= name.top || colour.right > name.left;
+    if (isApart) wrong.push('a colour is apart from its name');
+  }
+  for (const e of document.querySelectorAll('.detail .seg > span')) {
+    const shown = e.getBoundingClientRect().width;
+    if (e.textContent && shown && shown < 40) wrong.push(`a label with no room: ${e.textContent}`);
+  }
+  return wrong;
+}"""
+
+
 CONTRAST = """() => {
   const probe = document.body.appendChild(document.createElement('i'));
   const lightness = (colour) => {

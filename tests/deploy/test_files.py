@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from serving import healthcheck
 from serving.cli.service_units import Service, units
 from serving.settings import Settings
-from tests.deploy.files import DASHBOARD, DEPLOY, ROOT, documents, panels, rules
+from tests.deploy.files import DASHBOARD, DEPLOY, ROOT, documents, panels, rules, selected
 
 sys.path.insert(0, str(ROOT / "scripts"))
 from dashboard import text as dashboard_text
@@ -55,6 +56,34 @@ def test_panels_are_whole_and_do_not_overlap() -> None:
         assert not cells & taken, panel["title"]
         assert max(x for x, _ in cells) < 24
         taken |= cells
+
+
+def test_every_axis_has_one_unit() -> None:
+    """Bytes are drawn as bytes and seconds as seconds, and no panel mixes them with a count."""
+    for panel in panels():
+        unit = panel["fieldConfig"]["defaults"]["unit"]
+        found = {unit_of(target["expr"]) for target in panel["targets"]}
+        assert len(found) == 1, panel["title"]
+        if found <= {"bytes", "s"}:
+            assert unit in found, panel["title"]
+        else:
+            assert unit not in ("bytes", "s"), panel["title"]
+
+
+def unit_of(query: str) -> str:
+    """Return the unit that a query's metrics are in: a ratio or a rate of seconds has none."""
+    names = {name for name, _ in selected(query)}
+    if all(name.endswith("_bytes") for name in names):
+        return "bytes"
+    if all(name.endswith(("_seconds", "_seconds_bucket")) for name in names):
+        return "s"
+    return "none"
+
+
+def test_a_swap_between_two_scrapes_is_marked() -> None:
+    """A window of one step may hold one sample alone, in which nothing ever changes."""
+    for annotation in json.loads(DASHBOARD.read_text("utf-8"))["annotations"]["list"]:
+        assert "[$__rate_interval]" in annotation["expr"]
 
 
 def test_grafana_finds_its_source_and_its_dashboard() -> None:
@@ -126,8 +155,7 @@ def test_the_dockerfile_holds_to_the_rules_of_images() -> None:
     for kind in ("CMD", "VOLUME"):
         assert isinstance(json.loads(final[kind]), list), f"{kind} must be of the exec form"
     check = json.loads(final["HEALTHCHECK"].partition("CMD ")[2])
-    assert check[0] == "python"
-    assert "/v2/health/live" in check[-1]
+    assert check == ["python", "-m", healthcheck.__name__]
     assert "ENTRYPOINT" not in kinds
     assert "ADD" not in kinds
     assert f"{Settings().port} {Settings().admin_port}" == final["EXPOSE"]
@@ -200,6 +228,15 @@ def test_compose_holds_the_server_to_what_the_image_promises() -> None:
                 assert name.removeprefix("RAMRACK_").lower() in names, name
         if "image" in service:
             assert re.search(r":v?\d+\.\d+", service["image"]), "no moving tag"
+
+
+def test_no_secret_that_compose_reads_can_be_committed() -> None:
+    """The head of the file has its reader write them into the working tree."""
+    (compose,) = documents(DEPLOY / "compose.yaml")
+    ignored = (ROOT / ".gitignore").read_text("utf-8").splitlines()
+    for secret in compose["secrets"].values():
+        path = (DEPLOY / secret["file"]).resolve().relative_to(ROOT)
+        assert f"/{path}" in ignored
 
 
 # systemd, nginx, Kubernetes

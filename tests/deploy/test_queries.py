@@ -75,7 +75,7 @@ def test_every_metric_is_looked_at_somewhere(series: dict[str, set[str]]) -> Non
     bases = {re.sub("_(bucket|count|sum)$", "", name) for name in asked}
     there = {re.sub("_(bucket|count|sum)$", "", name) for name in series}
     # Of little use on a graph of servers; people look them up.
-    rest = {"process_virtual_memory_bytes", "process_start_time_seconds", "process_max_fds",
+    rest = {"process_virtual_memory_bytes", "process_start_time_seconds",
             "ramrack_cache_hits_total", "ramrack_cache_misses_total", "ramrack_rows_total",
             "ramrack_shadow_max_difference"}  # fmt: skip
     assert there - bases == rest

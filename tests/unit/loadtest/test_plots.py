@@ -46,6 +46,18 @@ def test_higher_latencies_are_drawn_higher_and_the_slowest_stay(tmp_path):
     assert heights[0] < heights[1] - 200
 
 
+def test_no_label_of_an_axis_is_cut_off(tmp_path):
+    """A letter of 12 pixels takes up to 8; half a label stands on each side of its place."""
+    root = ElementTree.fromstring(page(tmp_path, [(0.0, 1.0), (3.0, 2.0)]).partition("\n")[2])
+    for drawing in root.iter("svg"):
+        width = float(drawing.get("viewBox", "").split()[2])
+        labels = [text for text in drawing.iter("text") if text.get("text-anchor") == "middle"]
+        assert len(labels) > 1
+        for label in labels:
+            half = 4 * len(label.text or "")
+            assert half <= float(label.get("x", "nan")) <= width - half, label.text
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [({"valid": False}, "Not valid"), ({"failed": 2, "errors": {"429: full": 2}}, "2 of 3")],

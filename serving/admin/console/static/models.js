@@ -55,7 +55,7 @@ export function modelTable(root, histories, actions, allow) {
     const edit = button("Route…", "promote", () => actions.route(model));
     const back = button("Roll back…", "promote", () => actions.rollback(model));
     const head = h("tr", { class: "model" }, h("th", { scope: "rowgroup", colspan: HEADS.length },
-      h("div", { class: "model-line" }, swatch, name, route, swapped,
+      h("div", { class: "model-line" }, h("span", { class: "model-title" }, swatch, name), route, swapped,
         h("span", { class: "model-load" }, line.node, load), h("span", { class: "buttons" }, edit, back))));
     const node = h("tbody", {});
     return {
@@ -69,7 +69,8 @@ export function modelTable(root, histories, actions, allow) {
         const why = changed?.reason ? `: ${changed.reason}` : "";
         text(swapped, changed ? `swapped ${ago(changed.time)} by ${changed.who}${why}` : "");
         attr(swapped, "title", changed ? `${changed.time} ${changed.who}${why}` : null);
-        text(load, rate(rates?.requests_per_s));
+        // Its unit goes with it: it stands under no column of its own.
+        text(load, rates?.requests_per_s ? `${rate(rates.requests_per_s)}/s` : NONE);
         attr(load, "aria-label", `${rate(rates?.requests_per_s)} requests a second`);
         line.update(histories.of(`${now.name} 0`));
         allow(edit, now.versions.some((v) => v.state === "READY") || now.route ? "" : "No version is READY: load one first");
@@ -96,7 +97,7 @@ export function modelTable(root, histories, actions, allow) {
     const share = h("span", { class: "share", "aria-hidden": "true" }, h("i"));
     const traffic = h("span", {});
     const line = spark();
-    const cells = { rps: h("span"), p50: h("span"), p99: h("span"), errors: h("span"), own: h("span"), shared: h("span"), each: h("span") };
+    const cells = { rps: h("span", { class: "rps" }), p50: h("span"), p99: h("span"), errors: h("span"), own: h("span"), shared: h("span"), each: h("span") };
     const load = button("Load…", "promote", () => actions.load(model, version), "primary-quiet");
     const unload = button("Unload…", "promote", () => actions.unload(model, version));
     const alias = button("Alias…", "promote", () => actions.alias(model, version));

@@ -123,6 +123,23 @@ def test_ps_fits_the_terminal(ramrack, server: FakeServer, monkeypatch, columns,
     assert (said in err, "x" * 20 in out) == (not is_whole, is_whole)
 
 
+@pytest.mark.parametrize(("columns", "is_whole"), [(80, False), (300, True)])
+def test_ls_fits_the_terminal(ramrack, server: FakeServer, monkeypatch, columns, is_whole):
+    """In eighty columns times end at the minute and reasons stand below, what is wrong alone."""
+    server.add_version("fraud-detection", "READY")["reason"] = "loaded and warmed up"
+    server.add_version("fraud-detection", "FAILED")["reason"] = "x" * 20
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    code, out, err = ramrack("ls")
+    assert code == 0, err
+    out = re.sub(r"\x1b\[\d+m", "", out)
+    assert len(out.splitlines()) == 3
+    assert max(map(len, out.splitlines())) <= columns
+    assert ("warmed up" in out, "x" * 20 in out) == (is_whole, is_whole)
+    said = f"fraud-detection/2 is FAILED: {'x' * 20}\n"
+    assert err == ("" if is_whole else said)
+
+
 @pytest.mark.parametrize("columns", [80, 400])
 def test_ps_says_how_weights_are_held_and_with_whom(
     ramrack, server: FakeServer, monkeypatch, columns
