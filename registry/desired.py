@@ -28,6 +28,18 @@ from registry.rollout import (
 from registry.traffic import Traffic
 
 MAX_ALIASES: Final = 1000
+# How soon a version comes back, by what names it.
+_ROUTED, _ALIASED, _PREVIOUS, _UNNAMED = range(4)
+
+LACK: Final = "not loaded for lack of memory"
+ASKED_FOR: Final = (
+    "nothing has to be done but to make room: the route or an alias names it, so it comes back by "
+    "itself as soon as an unload makes room, or at a start with room for it"
+)
+NOT_ASKED_FOR: Final = (
+    "no route and no alias names it, so it does not come back by itself: make room, then "
+    "`ramrack load {name} {version}`; a start with room for it brings it back as well"
+)
 
 Key: TypeAlias = tuple[str, int]
 
@@ -92,10 +104,24 @@ class ModelState:
         What the route sends requests to, what an alias names, what a rollback goes to, the rest.
         """
         if self.route is not None and self.route.traffic.weight_of(version):
-            return 0
+            return _ROUTED
         if any(alias.version == version for alias in self.aliases.values()):
-            return 1
-        return 2 if self.route is not None and self.route.is_previous(version) else 3
+            return _ALIASED
+        return _PREVIOUS if self.route is not None and self.route.is_previous(version) else _UNNAMED
+
+    def is_asked_for(self, version: int) -> bool:
+        """Say whether the route sends requests to the version, or an alias names it."""
+        return self.urgency(version) <= _ALIASED
+
+    def why_waiting(self, name: str, version: int) -> str | None:
+        """Return the reason of a version of model ``name`` that waits for memory, else None."""
+        lack = self.waiting.get(version)
+        return None if lack is None else self.waiting_text(name, version, lack)
+
+    def waiting_text(self, name: str, version: int, lack: str) -> str:
+        """Say what a version lacks and how it comes back, which is up to what names it now."""
+        way = ASKED_FOR if self.is_asked_for(version) else NOT_ASKED_FOR
+        return f"{LACK}: {lack}; {way.format(name=name, version=version)}"
 
     @property
     def latest(self) -> int | None:
@@ -432,7 +458,7 @@ def _refuse_held(name: str, version: int, holders: list[str], verb: str) -> None
 def _refuse_unready(model: ModelState, name: str, version: int, what: str) -> None:
     if model.is_ready(version):
         return
-    why = model.waiting.get(version) or model.failed.get(version)
+    why = model.why_waiting(name, version) or model.failed.get(version)
     if why is not None:
         raise Conflict(f"{what} cannot name {name}/{version}: FAILED: {why}")
     state = "still LOADING" if version in model.loaded else "not loaded: load it first"

@@ -125,6 +125,10 @@ class ModelDisk(Files):
         """Let the power go before the ``steps``-th step from now."""
         self._die_at = self.steps + steps
 
+    def stay_on(self) -> None:
+        """Let the power not go after all."""
+        self._die_at = None
+
     def fail_in(self, steps: int, error: int, count: int = 1) -> None:
         """Let the ``steps``-th step from now fail, and all of ``count`` from there."""
         self._fail = range(self.steps + steps, self.steps + steps + count)

@@ -130,6 +130,7 @@ ANSWER_SCHEMAS: Final[dict[str, Document]] = {
     "Plan": _object(
         {
             "state": {"type": "string", "enum": [state.value for state in State]},
+            "state_reason": _TEXT | {"description": "Of one that waits: how it comes back."},
             "model": _TEXT,
             "version": _VERSION,
             "budget_bytes": _COUNT,
@@ -150,8 +151,9 @@ ANSWER_SCHEMAS: Final[dict[str, Document]] = {
             "fits_after_evicting": _FLAG,
         },
         "state",
+        "state_reason",
     )
-    | {"description": "state: of the version now; not in the plan of a 507."},
+    | {"description": "state, with its reason: of the version now; not in the plan of a 507."},
     "Alias": _object(
         {
             "model": _TEXT,

@@ -171,8 +171,9 @@ class AdminCalls(TrafficCalls):
         """Say what a load would take; changes nothing."""
         await object_in(request, self._body_timeout_s, ())
         key = version_in(request)
-        state, _ = self._control.status(*key)
-        return json_response({"state": state.value, **self._control.plan(*key).to_json()})
+        state, why = self._control.status(*key)
+        plan = self._control.plan(*key).to_json()
+        return json_response({"state": state.value, "state_reason": why, **plan})
 
     async def show_operation(self, request: Request) -> Response:
         """Show how far a load or unload is."""

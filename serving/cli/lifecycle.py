@@ -100,6 +100,9 @@ def plan(
     rows = [*need_rows(answer), ("fits", "yes" if answer["fits"] else "no")]
     under_way = ", which is under way" if state == "LOADING" else ""
     print_table((f"load of {name}/{version}{under_way}", ""), rows)
+    if state == "FAILED":
+        # How it comes back, by itself or not, stands there too.
+        note(f"{name}/{version} is {state}: {answer.get('state_reason', '')}")
     if not answer["fits"]:
         for line in way_out(answer, f"ramrack load {name} {version}"):
             note(line)

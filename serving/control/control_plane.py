@@ -25,7 +25,7 @@ from serving.control.ledger import Ledger
 from serving.control.operations import Operation, Operations
 from serving.control.plan_runner import PlanRunner
 from serving.control.residency import Residency
-from serving.control.restore_order import waiting_for_memory
+from serving.control.restore_order import ROOM_AGAIN, waiting_for_memory
 from serving.control.rolling import RollingRestart
 from serving.control.state_writer import Note, StateWriter
 from serving.control.traffic_control import TrafficControl
@@ -92,6 +92,9 @@ class ControlPlane:
         self._restore: asyncio.Task[None] | None = None
         self._catching_up: asyncio.Task[None] | None = None
         self._old_uploads: asyncio.Task[None] | None = None
+        # What was loaded by itself since the ledger said so often that room was made.
+        self._tried: set[desired.Key] = set()
+        self._tried_at = 0
 
     async def start(self) -> None:
         """Read the persisted state, publish it, and begin to load again what was loaded."""
@@ -302,21 +305,30 @@ class ControlPlane:
             self.operations.end(operation, error)
         else:
             self.operations.end(operation)
-            self._load_waiting()
+        if operation.error is not None and (operation.model, operation.version) in self._tried:
+            # What it gave back was the room that it was tried for.
+            self._tried_at = self.ledger.given_back
+        self._load_waiting()
 
     def _load_waiting(self) -> None:
         """Begin to load the first version that waits for memory, is asked for, and has room now.
 
-        Its own end begins the next one.
+        Its own end begins the next one. Each is tried once for the same room, or two that workers
+        have no memory for would take turns for ever.
         """
         if self._is_closing:
             return
-        for model, version in waiting_for_memory(self.writer):
-            if self.plan(model, version).fits:
+        if self.ledger.given_back != self._tried_at:
+            self._tried_at = self.ledger.given_back
+            self._tried.clear()
+        for key in waiting_for_memory(self.writer):
+            is_asked_for = self.model(key[0]).is_asked_for(key[1])
+            if is_asked_for and key not in self._tried and self.plan(*key).fits:
+                self._tried.add(key)
                 try:
-                    self.load(model, version, SERVER, "there is memory for it again")
+                    self.load(*key, SERVER, ROOM_AGAIN)
                 except PLANNED as error:
-                    _log.warning("%s/%d goes on waiting for memory: %s", model, version, error)
+                    _log.warning("%s/%d goes on waiting for memory: %s", *key, error)
                 return
 
     async def _retain(self, model: str, published: int) -> None:
@@ -369,10 +381,9 @@ class ControlPlane:
         """Begin to count what workers took and gave back, and then to load what waits for it."""
 
         async def catch_up() -> None:
-            leaving = set(self.writer.draining)
             await self.loads.caught_up()
-            if leaving - self.writer.draining.keys():
-                self._load_waiting()
+            # Workers may have given something back, or hold less than was known.
+            self._load_waiting()
 
         if self._catching_up is None or self._catching_up.done():
             self._catching_up = self._spawn(catch_up(), "catch-up")

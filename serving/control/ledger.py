@@ -70,6 +70,8 @@ class Ledger:
         self.budget_bytes = budget_bytes
         self.workers = workers
         self.last_unload: Unload | None = None
+        # How often room was made: something that was counted is counted no more.
+        self.given_back = 0
         self._writer = writer
         # The most in one worker, and what each of them measured.
         self._measured: dict[tuple[Key, Form], tuple[int, tuple[int, ...]]] = {}
@@ -131,7 +133,8 @@ class Ledger:
 
     def unreserve(self, key: Key) -> None:
         """Stop counting a load that ended: what it loaded is in the state by now."""
-        self._reserved.pop(key, None)
+        if self._reserved.pop(key, None) is not None and key not in self._writer.state.loaded:
+            self.given_back += 1
 
     def leave(self, key: Key) -> None:
         """Go on counting a version that is about to leave the state, until ``forget``."""
@@ -144,7 +147,8 @@ class Ledger:
 
     def forget(self, key: Key) -> None:
         """Stop counting a version that every worker gave back."""
-        self._leaving.pop(key, None)
+        if self._leaving.pop(key, None) is not None:
+            self.given_back += 1
 
     def deleted(self, key: Key) -> None:
         """Forget what was found out about a version: its number never comes back."""
@@ -168,8 +172,15 @@ class Ledger:
 
         What a start is still to bring back was not admitted yet, and is planned as it will be then.
         """
+        is_restoring = (record.model, record.version) in self._writer.restoring
+        return self._plan(record, self._brought() if is_restoring else self.held())
+
+    def has_room_again(self, record: VersionRecord) -> bool:
+        """Say whether there is room now, whatever a start is still to bring back after it."""
+        return self._plan(record, self._brought()).fits
+
+    def _plan(self, record: VersionRecord, held: Mapping[Key, Footprint]) -> Plan:
         key = (record.model, record.version)
-        held = self._brought() if key in self._writer.restoring else self.held()
         new = held.get(key) or self._least(record, held)
         return budget.plan(self.budget_bytes, held, key, new, self.workers, self._evictable(held))
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 from registry.desired import Key
+from registry.errors import Conflict
 from serving.control.state_writer import StateWriter
 
 # Each batch costs two rounds through all workers, a tenth of a second for a tiny version alone. A
 # version of a batch answers when all of it is there, so what is large comes alone.
 BATCH_VERSIONS: Final = 32
 BATCH_BYTES: Final = 256 << 20
-_ALIASED: Final = 1
+ROOM_AGAIN: Final = "there is memory for it again"
 
 
 def restore_batches(writer: StateWriter) -> list[list[Key]]:
@@ -34,16 +35,18 @@ def restore_batches(writer: StateWriter) -> list[list[Key]]:
 
 
 def waiting_for_memory(writer: StateWriter) -> list[Key]:
-    """Return what waits for memory and is asked for by name, routed versions first.
-
-    The rest comes back when somebody loads it, or at a start: whoever makes room makes it for
-    something, and that shall find it.
-    """
+    """Return what waits for memory, routed versions first."""
     found = [key for key in writer.state.loaded if writer.is_waiting(key)]
-    return sorted(
-        (key for key in found if _urgency(writer, key) <= _ALIASED),
-        key=lambda key: (_urgency(writer, key), key),
-    )
+    return sorted(found, key=lambda key: (_urgency(writer, key), key))
+
+
+def refuse_restoring(writer: StateWriter, key: Key) -> None:
+    """Raise Conflict for a version that the start has not brought back yet."""
+    if key in writer.restoring or key in writer.warming:
+        raise Conflict(
+            f"{key[0]}/{key[1]} is still being loaded again after the server's start: try again "
+            "when it is READY"
+        )
 
 
 def _urgency(writer: StateWriter, key: Key) -> int:

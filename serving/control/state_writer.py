@@ -105,8 +105,8 @@ class StateWriter:
         model = self.state.model(key[0])
         entry = model.loaded.get(key[1])
         if entry is not None:
-            if self.is_waiting(key):
-                return State.FAILED, model.waiting[key[1]]
+            if (why := model.why_waiting(*key)) is not None:
+                return State.FAILED, why
             if key in self.restoring:
                 return State.LOADING, "waits to be loaded again after the server's start"
             if key in self.warming:

@@ -22,8 +22,8 @@ from registry.rollout import Route
 from registry.traffic_rules import RouteWish
 from serving.auth import Actor
 from serving.control.plan_runner import PlanRunner
+from serving.control.restore_order import refuse_restoring
 from serving.control.state_writer import StateWriter
-from serving.control.version_loads import refuse_restoring
 
 
 @dataclass(frozen=True, slots=True)

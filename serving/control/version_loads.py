@@ -20,7 +20,7 @@ from models.errors import LoadFailed, MemoryExceeded, OutOfMemory
 from models.servable import Inspection
 from registry import desired
 from registry.desired import DesiredState, Key
-from registry.errors import Conflict, OverBudget, RegistryError
+from registry.errors import OverBudget, RegistryError
 from registry.ident import digest_hex
 from registry.lifecycle import State
 from registry.manifest import Manifest
@@ -33,7 +33,7 @@ from serving.control.object_check import ObjectCheck
 from serving.control.operations import Operation
 from serving.control.packed_forms import PackedForms
 from serving.control.residency import Residency
-from serving.control.restore_order import restore_batches
+from serving.control.restore_order import ROOM_AGAIN, restore_batches, waiting_for_memory
 from serving.control.state_writer import Note, StateWriter
 from serving.control.worker_versions import PLANNED, WorkerVersions
 from serving.errors import DeadlineExpired, message_of
@@ -42,10 +42,6 @@ from serving.errors import DeadlineExpired, message_of
 # the graph as the parser and the runtime hold it.
 _LEAST_BYTES: Final = 64 << 20
 _GRAPH_FACTOR: Final = 4
-WAITING: Final = (
-    "not loaded for lack of memory: {}; it comes back at a start with room for it, or with "
-    "`ramrack load {} {}`"
-)
 _log = logging.getLogger(__name__)
 
 # Blocking: inspects a version in a child process within so many bytes of private memory.
@@ -103,7 +99,7 @@ class VersionLoads:
                 was_waiting = self._writer.is_waiting(key)
                 try:
                     if was_waiting:
-                        await self._load_again(key, Note("load", *key, actor, reason))
+                        await self._try_again(key, Note("load", *key, actor, reason))
                     elif key in self._writer.restoring:
                         for error in (await self._bring_back([key])).values():
                             raise error
@@ -111,12 +107,7 @@ class VersionLoads:
                         await self._load(key, operation, actor, reason)
                 except PLANNED as error:
                     self.loads_ended["failed"] += 1
-                    is_short = self._is_short(key, error)
-                    if was_waiting:
-                        # It is as it was: that it waits was told, and READY it has not been.
-                        why = WAITING.format(error, *key) if is_short else message_of(error)
-                        await self._let_wait(key, why, None)
-                    if not (was_waiting and is_short):
+                    if not was_waiting:
                         await self._give_up(key, error, "load_failed", actor)
                     raise
                 finally:
@@ -203,6 +194,18 @@ class VersionLoads:
             return _LEAST_BYTES + _GRAPH_FACTOR * path.lstat().st_size
         return _LEAST_BYTES
 
+    async def _try_again(self, key: Key, note: Note) -> None:
+        """Bring back what waits for memory, or raise why not: it waits on, or FAILED otherwise."""
+        try:
+            await self._load_again(key, note)
+        except PLANNED as error:
+            is_short = self._is_short(key, error)
+            # It is as it was: that it waits was told, and READY it has not been.
+            await self._let_wait(key, message_of(error), None)
+            if not is_short:
+                await self._give_up(key, error, "load_failed", note.actor)
+            raise
+
     async def _load_again(self, key: Key, note: Note) -> None:
         """Bring back what waited for memory, as a start does, and record that it is loaded."""
         writer = self._writer
@@ -225,7 +228,7 @@ class VersionLoads:
     async def _give_up(self, key: Key, error: Exception, kind: str, actor: Actor) -> None:
         """Make FAILED what could not be loaded; what is wanted and only lacks memory waits."""
         if self._is_short(key, error):
-            await self._let_wait(key, WAITING.format(error, *key), actor)
+            await self._let_wait(key, message_of(error), actor)
             return
         _log.error("%s/%d: %s: %s", *key, kind, error)
         await self.fail(key, message_of(error), kind, actor)
@@ -235,16 +238,17 @@ class VersionLoads:
         is_kept = self._writer.state.model(key[0]).is_kept(key[1])
         return is_kept and isinstance(error, OverBudget | OutOfMemory)
 
-    async def _let_wait(self, key: Key, reason: str, actor: Actor | None) -> None:
+    async def _let_wait(self, key: Key, lack: str, actor: Actor | None) -> None:
         """Take a version out until there is memory for it; it stays wanted.
 
         ``actor``: who the event names; None records none, for what waited before.
         """
         writer = self._writer
+        reason = writer.state.model(key[0]).waiting_text(*key, lack)
         _log.error("%s/%d is %s", *key, reason)
 
         def apply(state: DesiredState) -> DesiredState:
-            return desired.wait_for_memory(state, *key, reason)
+            return desired.wait_for_memory(state, *key, lack)
 
         async def change() -> None:
             writer.restoring.discard(key)
@@ -321,16 +325,38 @@ class VersionLoads:
 
     async def restore(self) -> None:
         """Load again everything that the state wants, what answers most first."""
+        refused: set[Key] = set()
         for batch in restore_batches(self._writer):
             async with contextlib.AsyncExitStack() as stack:
                 for key in batch:
                     await stack.enter_async_context(self._one_operation(key))
                 await stack.enter_async_context(self._few_loads)
-                await self._restore([key for key in batch if key in self._writer.restoring])
+                keys = [key for key in batch if key in self._writer.restoring]
+                refused |= await self._restore(keys)
+            # Before what answers less comes to take it.
+            for key in filter(refused.__contains__, waiting_for_memory(self._writer)):
+                await self._use_room_left(key)
         self._writer.is_restored = True
         await self._writer.announce()
 
-    async def _restore(self, keys: Sequence[Key]) -> None:
+    async def _use_room_left(self, key: Key) -> None:
+        """Bring back what the budget refused, if another failed after it and left room for it."""
+        async with self._one_operation(key), self._few_loads:
+            is_waiting = self._writer.is_waiting(key)
+            if not (is_waiting and self._ledger.has_room_again(self._writer.record(*key))):
+                return
+            began_s = time.monotonic()
+            try:
+                await self._try_again(key, Note("load", *key, SERVER, ROOM_AGAIN))
+            except PLANNED as error:
+                _log.warning("%s/%d: there seemed to be room for it again: %s", *key, error)
+            else:
+                self.load_s[key] = time.monotonic() - began_s
+            finally:
+                await self._let_go_unheld(key)
+
+    async def _restore(self, keys: Sequence[Key]) -> set[Key]:
+        """Bring back a batch; return those of it that the budget refused."""
         began_s = time.monotonic()
         failed = await self._bring_back(keys)
         late: list[Key] = []
@@ -344,8 +370,10 @@ class VersionLoads:
                 await self._let_go_unheld(key)
             else:
                 self.load_s[key] = (time.monotonic() - began_s) / len(keys)
+        refused = {key for key, error in failed.items() if isinstance(error, OverBudget)}
         for key in late:
-            await self._restore([key])
+            refused |= await self._restore([key])
+        return refused
 
     async def fail(self, key: Key, reason: str, kind: str, actor: Actor) -> None:
         """Make a version FAILED, and wait until the workers gave it back."""
@@ -389,12 +417,3 @@ def _progress(
         operation.progress = max(operation.progress, low + (high - low) * share)
 
     return done
-
-
-def refuse_restoring(writer: StateWriter, key: Key) -> None:
-    """Raise Conflict for a version that the start has not brought back yet."""
-    if key in writer.restoring or key in writer.warming:
-        raise Conflict(
-            f"{key[0]}/{key[1]} is still being loaded again after the server's start: try again "
-            "when it is READY"
-        )

@@ -20,6 +20,7 @@ from loadtest.faults.packages import Packages
 from loadtest.faults.pressure import TABLES, fill
 from loadtest.faults.soak import Growths, Who, judge_growths
 from loadtest.faults.stops import stop_once
+from loadtest.faults.swaps import unload_under_requests
 from tests.process.server import ROOT
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -143,6 +144,21 @@ def test_f23_a_stop_that_drops_connections_is_found(broken_lab: Lab, broken: Pat
         broken.unlink()
         server.start()
     assert (outcome.verdict("B"), outcome.verdict("D")) == (BROKEN, HELD)
+
+
+def test_f23_an_unload_without_a_drain_is_found(broken_lab: Lab, broken: Path) -> None:
+    """Who was being answered is missed; a server that waits for its handles misses nobody."""
+    found = []
+    with broken_lab.serving() as server:
+        storm = [server.serve(broken_lab.packages.read(f"storm-{number}")) for number in (1, 2)]
+        for promise in ("slow", "slow undrained"):
+            broken.write_text(promise)
+            outcome = Outcome("drain", "unloads", 1)
+            unload_under_requests(server, outcome, "storm", storm[1])
+            found.append((outcome.verdict("B"), outcome.verdict("D")))
+            server.load("storm", storm[1])
+    broken.unlink()
+    assert found == [(HELD, HELD), (BROKEN, HELD)]
 
 
 def test_f23_a_leak_shows_in_the_slopes_of_the_soak(broken_lab: Lab, broken: Path) -> None:

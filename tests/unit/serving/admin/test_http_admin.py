@@ -401,6 +401,7 @@ async def test_load_that_ends_badly_has_the_status_of_its_cause(world, client):
     assert (plan["fits"], plan["needs_bytes"], plan["would_evict"]) == (False, 2003, [])
     assert (plan["model"], plan["version"], plan["budget_bytes"]) == ("m", 2, 1000)
     assert plan.pop("state") == "FAILED"
+    assert plan.pop("state_reason") == large.json()["error"]
     # Whoever did not wait for the end finds it in the operation.
     assert large.json()["plan"] == plan
     operation = large.json()["operation"]["id"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import errno
+import itertools
 
 import pytest
 
@@ -12,6 +13,7 @@ from models.errors import LoadFailed, OutOfMemory
 from registry.errors import Conflict, OverBudget
 from registry.traffic import Share, Traffic
 from registry.traffic_rules import LATEST_WISH, RouteWish
+from serving.target import Target
 from tests.disk_model import UnsyncedFiles
 from tests.unit.serving.admin.conftest import World
 
@@ -62,7 +64,7 @@ async def test_what_finds_no_memory_at_a_start_comes_back_at_the_next_one_with_r
         "of 2 workers), 397 of the budget of 1000 are free: no version that may be unloaded makes "
         "room,"
     )
-    assert "`ramrack load m 1`" in reason
+    assert reason.endswith("as soon as an unload makes room, or at a start with room for it")
     assert [(event.model, event.version) for event in await events(world, "waits_for_memory")] == [
         ("m", 1)
     ]
@@ -230,6 +232,146 @@ async def test_what_comes_back_by_itself_never_becomes_the_route(world):
     world.control.ledger.budget_bytes = 10 * BYTES
     await world.load("m", 2)
     assert world.control.traffic.route("m").traffic == Traffic.whole(2)
+
+
+async def test_room_that_a_failed_restore_leaves_goes_to_what_waits(world):
+    """At once, so that a version which answers is not left behind one that does not."""
+    await grown(world, "a", 1)
+    await grown(world, "m", 1)
+    await grown(world, "z", 2)
+    world.budget_bytes = 2 * BYTES + 100
+
+    await world.restart(lambda fleet: fleet.refused.update({("a", 1): "cannot open"}))
+    await world.control.restored()
+
+    assert world.fleet.held == {("m", 1): True, ("z", 1): True}
+    assert world.control.status("z", 2)[1].startswith("not loaded for lack of memory")
+    event = (await events(world, "load"))[-1]
+    assert (event.model, event.who, event.reason) == ("z", "server", "there is memory for it again")
+
+
+async def test_room_that_a_failed_restore_leaves_serves_what_nothing_names_as_well(world):
+    """A start brings back whatever was loaded, so what one leaves is for all of them."""
+    await grown(world, "m", 3)
+    world.budget_bytes = 2 * BYTES + 100
+
+    await world.restart(lambda fleet: fleet.refused.update({("m", 2): "cannot open"}))
+    await world.control.restored()
+
+    assert world.fleet.held == {("m", 1): True, ("m", 3): True}
+    assert world.control.status("m", 2) == ("FAILED", "cannot open")
+
+
+async def test_room_that_a_failed_load_leaves_goes_to_what_waits(world):
+    """While a load is under way its room is taken; as it fails, what waits for room is tried."""
+    await grown(world, "m", 1)
+    await grown(world, "z", 1)
+    await restarted(world, BYTES + 100)
+    assert world.fleet.held == {("m", 1): True}
+    world.control.ledger.budget_bytes = 2 * BYTES + 100
+    graph = (await world.push("bad", b"bad", b"b" * BYTES)).manifest.graph
+    world.inspector.refused[graph] = "no model"
+    world.inspector.gate.clear()
+    operation = world.control.load("bad", 1, world.actor)
+    await asyncio.to_thread(world.inspector.entered.wait, 20)
+    assert world.control.plan("z", 1).fits is False
+
+    world.inspector.gate.set()
+    await operation.wait(20)
+    await settled(world)
+
+    assert operation.state == "failed"
+    assert world.fleet.held == {("m", 1): True, ("z", 1): True}
+
+
+async def test_two_that_no_worker_has_memory_for_are_tried_once_for_the_same_room(world):
+    """The budget has room for both, the machine for none: they do not take turns for ever."""
+    await grown(world, "a", 1)
+    await grown(world, "m", 1)
+    await grown(world, "z", 1)
+    await world.restart(lambda fleet: fleet.without_memory.update({("m", 1), ("z", 1)}))
+    await world.control.restored()
+    before = len(world.fleet.targets)
+
+    await world.control.traffic.delete_route("a", world.actor)
+    await world.unload("a", 1)
+    await settled(world)
+
+    assert world.fleet.held == {}
+    tried = [
+        key for old, new in itertools.pairwise(world.fleet.targets[before - 1:])
+        for key in keys_of(new) - keys_of(old)
+    ]  # fmt: skip
+    assert tried == [("m", 1), ("z", 1)]
+
+
+def keys_of(target: Target) -> set[tuple[str, int]]:
+    return {(version.model, version.version) for version in target.versions}
+
+
+async def test_room_that_a_quarantine_leaves_goes_to_what_waits(world):
+    """What killed workers holds nothing any more; nobody has to unload it first."""
+    await grown(world, "m", 1)
+    await grown(world, "z", 1)
+    await restarted(world, BYTES + 100)
+
+    world.fleet.quarantine("m", 1, "killed three workers")
+    await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
+    await settled(world)
+
+    assert world.fleet.held == {("z", 1): True}
+
+
+async def test_a_worker_that_turns_out_to_hold_less_makes_room_for_what_waits(world):
+    """What a new worker measures counts, and what it leaves is used."""
+    world.inspector.private_bytes = 0
+    await grown(world, "m", 1)
+    await grown(world, "z", 1)
+    await world.control.traffic.set_alias("z", "prod", 1, world.actor)
+    await world.control.traffic.delete_route("z", world.actor)
+    world.budget_bytes = 2 * BYTES + 100
+    await world.restart(lambda fleet: fleet.private_bytes.update({("m", 1): 200}))
+    await world.control.restored()
+    assert world.fleet.held == {("m", 1): True}
+
+    world.fleet.private_bytes.clear()
+    world.fleet.arrived()
+    await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
+    await settled(world)
+
+    assert world.fleet.held == {("m", 1): True, ("z", 1): True}
+
+
+async def test_a_version_says_how_it_comes_back_by_what_names_it_now(world):
+    """Asked for by name it needs room only; else it needs a load as well, and says so at once."""
+    await grown(world, "m", 2)
+    await world.control.traffic.set_alias("m", "prod", 2, world.actor)
+    await restarted(world, 1000)
+
+    lack = (
+        "not loaded for lack of memory: m/2 needs 603 bytes (603 of weights and 0 private in each "
+        "of 2 workers), 397 of the budget of 1000 are free: "
+    )
+    reason = world.control.status("m", 2)[1]
+    assert reason.startswith(lack)
+    assert reason.endswith(
+        "; nothing has to be done but to make room: the route or an alias names it, so it comes "
+        "back by itself as soon as an unload makes room, or at a start with room for it"
+    )
+    assert (await events(world, "waits_for_memory"))[-1].reason == reason
+    async with world.client() as admin:
+        plan = (await admin.post("/admin/v1/models/m/versions/2:plan")).json()
+    assert (plan["state"], plan["state_reason"]) == ("FAILED", reason)
+
+    await world.control.traffic.delete_alias("m", "prod", world.actor)
+
+    reason = world.control.status("m", 2)[1]
+    assert reason.startswith(lack)
+    assert reason.endswith(
+        "; no route and no alias names it, so it does not come back by itself: make room, then "
+        "`ramrack load m 2`; a start with room for it brings it back as well"
+    )
+    assert world.fleet.targets[-1].catalog["m"][2].reason == reason
 
 
 async def test_what_fails_otherwise_while_it_is_brought_back_is_failed(world):

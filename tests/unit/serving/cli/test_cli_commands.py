@@ -257,6 +257,15 @@ WITH_ROOM = {
             ["load of m/1, which is under way"],
             "",
         ),
+        (
+            {"state": "FAILED", "state_reason": "it waits; it comes back by itself", **WITH_ROOM},
+            ["fits no"],
+            ("m/1 is FAILED: it waits; it comes back by itself\n"
+            "nothing is unloaded by itself; these versions answer nobody, so unload them:\n"
+            "  ramrack unload n 7        gives 3.0 KiB\n"
+            "  ramrack unload other 12   gives 512 B\n"
+            "then try again: ramrack load m 1\n"),
+        ),
     ],
 )  # fmt: skip
 def test_plan_says_what_a_load_needs_and_how_to_make_room(
