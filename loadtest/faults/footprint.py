@@ -9,8 +9,13 @@ from pathlib import Path
 from typing import Final
 
 _FIELDS: Final = 5
-_QUIET_TIMEOUT_S: Final = 15.0
+_QUIET_TIMEOUT_S: Final = 40.0
 _LOOK_S: Final = 0.25
+# A worker gives freed heap memory back after three quiet seconds, later where it is much. Held
+# against memory that it still keeps for nobody, a leak of as much would pass.
+RESTED_S: Final = 8.0
+# Allocators and counters of the kernel move by so much without any reason.
+_MOVED_BYTES: Final = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +26,7 @@ class Growth:
     memory_bytes: int = 0
     threads: int = 0
     pieces_share: float = 0.25
-    settle_s: float = 15.0
+    settle_s: float = 40.0
 
 
 STRICT: Final = Growth()
@@ -76,14 +81,20 @@ def footprint(pids: Sequence[int]) -> Footprint:
     )
 
 
-def quiet_footprint(pids: Callable[[], Sequence[int]]) -> Footprint:
-    """Return what they hold once two looks in a row find the same files and threads."""
-    end = time.monotonic() + _QUIET_TIMEOUT_S
+def quiet_footprint(pids: Callable[[], Sequence[int]], rest_s: float = 0.0) -> Footprint:
+    """Return what they hold once two looks in a row find the same files and threads.
+
+    ``rest_s``: nor may memory have fallen in so many seconds before: what was freed is given back.
+    """
+    began = fell_at = time.monotonic()
     last = footprint(pids())
-    while time.monotonic() < end:
+    while (now_s := time.monotonic()) < began + _QUIET_TIMEOUT_S:
         time.sleep(_LOOK_S)
         now = footprint(pids())
-        if (now.files, now.threads) == (last.files, last.threads):
+        if now.memory_bytes < last.memory_bytes - _MOVED_BYTES:
+            fell_at = now_s
+        is_still = (now.files, now.threads) == (last.files, last.threads)
+        if is_still and now_s >= fell_at + rest_s:
             return now
         last = now
     return last

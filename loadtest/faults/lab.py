@@ -17,6 +17,7 @@ import httpx
 
 from loadtest.faults.echo import Sample, burst
 from loadtest.faults.footprint import (
+    RESTED_S,
     ROUGH,
     STEADY,
     STRICT,
@@ -71,6 +72,11 @@ class Lab:
     def warm_requests(self) -> int:
         """How many requests make a new worker as warm as any."""
         return _WARM_REQUESTS if self.is_timed else _FEW_REQUESTS
+
+    @property
+    def rest_s(self) -> float:
+        """How long memory may not have fallen before it is looked at."""
+        return RESTED_S if self.is_timed else 0.0
 
     @contextmanager
     def serving(self) -> Iterator[FaultServer]:
@@ -157,7 +163,7 @@ def watched(
     like are filled by what needs them first.
     """
     warm(lab, server, first, rate or lab.rate)
-    before = quiet_footprint(lambda: processes(server))
+    before = quiet_footprint(lambda: processes(server), lab.rest_s)
     with SteadyLoad(server.port, rate or lab.rate) as load:
         watch = Watch(load)
         with queue_watched(server, watch):
@@ -186,7 +192,7 @@ def warm(lab: Lab, server: FaultServer, first: Callable[[], object], rate: float
             for _ in range(_BURSTS if lab.is_timed else 1):
                 asyncio.run(burst(server.port, paths, _BURST))
             load.wait_for(lab.warm_requests)
-        now = quiet_footprint(lambda: processes(server))
+        now = quiet_footprint(lambda: processes(server), lab.rest_s)
         if last is not None and not now.growth_over(last, STEADY):
             break
         last = now

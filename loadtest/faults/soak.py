@@ -90,7 +90,7 @@ def soak(lab: Lab, outcome: Outcome) -> None:
         if lab.is_timed:
             _fill_operations(server)
         warm(lab, server, lambda: _first(doing), lab.rate)
-        before = quiet_footprint(lambda: processes(server))
+        before = quiet_footprint(lambda: processes(server), lab.rest_s)
         growths = Growths(_living(server))
         samples, deepest = _rounds(lab, server, doing, growths)
         judge_answers(outcome, samples, doing.changes, is_planned=False)
@@ -163,7 +163,7 @@ def _rounds(
                 samples += load.samples
                 server.wait_until(server.is_whole, PATIENCE_S, "all workers are back")
                 outcome.judge("F", settled(server, lambda: queued(server) == 0), "it is not empty")
-                quiet_footprint(lambda: processes(server))
+                quiet_footprint(lambda: processes(server), lab.rest_s)
                 growths.look()
             turn += 1
     judge_complaints(outcome, crew.complaints, doing.deaths)

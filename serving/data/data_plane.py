@@ -70,7 +70,7 @@ class DataPlane:
         self.clock = clock
         self.shadows = Shadows(
             serving_map,
-            lambda: Activity(self._in_flight, self._begun),
+            lambda: self.activity,
             max_copies=settings.shadow_queue,
             max_bytes=settings.max_body_bytes,
             overlap=settings.shadow_overlap_percent / 100,
@@ -88,6 +88,11 @@ class DataPlane:
     def in_flight(self) -> int:
         """Requests that hold a permit now."""
         return self._in_flight
+
+    @property
+    def activity(self) -> Activity:
+        """What this worker does now, and all that it ever began."""
+        return Activity(self._in_flight, self._begun)
 
     def begin(self, call: InferCall, done: Callable[[Answer], None]) -> Pending:
         """Answer ``call``: ``done`` gets the answer, exactly once, maybe before this returns.

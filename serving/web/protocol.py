@@ -12,10 +12,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any, ClassVar, Final
 
-from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
+from uvicorn.protocols.utils import is_ssl
 
 from serving.errors import message_of, status_of
 from serving.web import departure, head
+from serving.web.addresses import local_address, remote_address
 from serving.web.cycle import AnswerTransport, Cycle, Flow
 from serving.web.errors import JSON_TYPE, REQUEST_ID, Headers, error_body, request_id_of
 from serving.web.exchange import Exchange, Lane
@@ -64,8 +65,8 @@ class RamrackHttpProtocol(TimedConnection):
         self.connections.add(self)
         self.transport = transport
         self.flow = self._flow = Flow(transport)
-        self.server = get_local_addr(transport)
-        self.client = get_remote_addr(transport)
+        self.server = local_address(transport)
+        self.client = remote_address(transport)
         self.scheme = "https" if is_ssl(transport) else "http"
         self._is_head_due = True
         self._deadlines.set("head", self.limits.header_timeout_s - self.silent_s)

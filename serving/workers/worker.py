@@ -47,6 +47,7 @@ from serving.workers.collecting import collect_rarely
 from serving.workers.load_thread import started_load_thread
 from serving.workers.messages import Hello, Report
 from serving.workers.process_memory import proportional_bytes
+from serving.workers.quiet_heap import QuietHeap, trim_when_quiet
 from serving.workers.reconciler import Reconciler
 from serving.workers.wire import Frame, Wire, WireError
 
@@ -151,6 +152,10 @@ class Worker:
                 group.create_task(self._reconciler.run(), name="reconciler"),
                 group.create_task(self._beat(), name="heartbeat"),
                 group.create_task(self._accept(), name="accept"),
+                group.create_task(
+                    trim_when_quiet(lambda: self._plane.activity, QuietHeap()),
+                    name="trim when quiet",
+                ),
             ]
             order = await self._obey(self._reconciler.set_target)
             tasks[0].cancel()

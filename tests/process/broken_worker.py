@@ -2,10 +2,12 @@
 
 ``swap``: each run gives the answers of the run before. ``leak``: each run keeps 4 MiB for good.
 ``forget``: connections are dropped at a stop instead of being answered. ``undrained``: versions are
-unloaded without a wait for those that hold them. With ``slow`` beside it, or alone, each run takes
-its time. Several stand in the file with spaces between them.
+unloaded without a wait for those that hold them. ``litter``, which breaks no promise: each run
+frees 20 MiB below pieces that stay. With ``slow`` beside it, or alone, each run takes its time.
+Several stand in the file with spaces between them.
 """
 
+import ctypes
 import os
 import sys
 import threading
@@ -26,6 +28,9 @@ REAL_DRAINED = ServingMap.drained
 REAL_CLOSE = Batcher.close
 LEAK_BYTES = 4 << 20
 SLOW_S = 0.5
+PIECES = 320
+PIECE_BYTES = 64 << 10
+STAYING_BYTES = 1500
 
 
 def is_broken(kind: str) -> bool:
@@ -63,12 +68,27 @@ class BrokenServable:
         arrays = self._real.run(inputs, outputs)
         if is_broken("leak"):
             self._kept.append(bytearray(b"x" * LEAK_BYTES))
+        if is_broken("litter"):
+            litter()
         if is_broken("swap"):
             last, self._last = self._last, arrays
             # Of another size it would be noticed at once.
             if last is not None and [a.shape for a in last] == [a.shape for a in arrays]:
                 return last
         return arrays
+
+
+def litter() -> None:
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
+    libc.free.argtypes = (ctypes.c_void_p,)
+    pieces = []
+    for _ in range(PIECES):
+        pieces.append(libc.malloc(PIECE_BYTES))
+        libc.malloc(STAYING_BYTES)
+        ctypes.memset(pieces[-1], 1, PIECE_BYTES)
+    for piece in pieces:
+        libc.free(piece)
 
 
 async def drain(server: HttpServer, timeout_s: float, *, is_lasting: bool = False) -> bool:

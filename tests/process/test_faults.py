@@ -14,6 +14,7 @@ import pytest
 
 from loadtest.bench.faults import FAULTS
 from loadtest.faults.echo import burst
+from loadtest.faults.footprint import footprint
 from loadtest.faults.lab import Lab
 from loadtest.faults.outcome import BROKEN, HELD, Outcome
 from loadtest.faults.packages import Packages
@@ -175,6 +176,21 @@ def test_f23_a_leak_shows_in_the_slopes_of_the_soak(broken_lab: Lab, broken: Pat
     broken.unlink()
     judge_growths(broken_lab, outcome, growths)
     assert outcome.verdict("G") == BROKEN
+
+
+def test_what_a_run_freed_goes_back_once_its_worker_is_quiet(broken_lab: Lab, broken: Path) -> None:
+    """The allocator keeps it for the next run; seconds later it is the system's again."""
+    with broken_lab.serving() as server:
+        pids = server.worker_pids()
+        before = footprint(pids).memory_bytes
+        broken.write_text("litter")
+        asyncio.run(burst(server.port, ["/v2/models/echo/infer"], 1))
+        broken.unlink()
+        full = footprint(pids).memory_bytes
+        assert full - before > 16 << 20
+        server.wait_until(
+            lambda: footprint(pids).memory_bytes < full - (16 << 20), 60, "it was given back"
+        )
 
 
 def test_f23_a_limit_that_is_ignored_is_found(broken_lab: Lab, tmp_path: Path) -> None:

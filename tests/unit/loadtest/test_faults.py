@@ -12,8 +12,9 @@ import pytest
 
 from loadtest.bench.faults import FAULTS
 from loadtest.faults.echo import Answer, Question, Sample
-from loadtest.faults.footprint import ROUGH, STRICT, Footprint, footprint
+from loadtest.faults.footprint import ROUGH, STRICT, Footprint, footprint, quiet_footprint
 from loadtest.faults.outcome import BROKEN, HEADER, HELD, NOT_JUDGED, Outcome, table
+from loadtest.faults.overload import queue_rows_for
 from loadtest.faults.steady import CLOSED, REFUSED, TIMED_OUT
 from loadtest.faults.worker_deaths import Death, connections_of
 
@@ -101,6 +102,33 @@ def test_a_footprint_is_what_a_process_holds():
     small, large = found
     assert 31 << 20 < large.memory_bytes - small.memory_bytes < 34 << 20
     assert small.files == 4
+
+
+@pytest.mark.slow
+def test_a_footprint_is_taken_once_freed_memory_was_given_back():
+    """What goes within the rest is not in it; without a rest it is."""
+    code = (
+        "import mmap, time; m = mmap.mmap(-1, 32 << 20, flags=34); m.write(b'x' * (32 << 20));"
+        "print(1, flush=True); input(); time.sleep(0.6); m.close(); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.readline()
+        full = quiet_footprint(lambda: [process.pid])
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        rested = quiet_footprint(lambda: [process.pid], rest_s=1.5)
+        process.communicate(b"\n")
+    assert full.memory_bytes - rested.memory_bytes > 31 << 20
+
+
+@pytest.mark.parametrize(("capacity", "rows"), [(9.5, 32), (117.3, 117), (1000.0, 256)])
+def test_a_queue_holds_a_second_of_work(capacity, rows):
+    """At least a batch, at most what all other faults have."""
+    assert queue_rows_for(capacity) == rows
 
 
 def test_one_broken_look_breaks_the_rule():
