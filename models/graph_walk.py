@@ -18,6 +18,8 @@ from registry.ident import shown
 
 # Real models nest a handful deep; the parser itself gives up near 33.
 MAX_GRAPH_DEPTH: Final = 16
+# More bytes than any address has.
+_MAX_ELEMENTS: Final = 2**60
 
 _BITS: Final[dict[int, int]] = {
     onnx.TensorProto.FLOAT: 32,
@@ -124,11 +126,15 @@ def tensor_bytes(tensor: onnx.TensorProto, where: str, error: type[ModelsError])
     bits = _BITS.get(tensor.data_type)
     if bits is None:
         raise error(f"{where}: element type {tensor.data_type} has no fixed size")
-    elements = 1
+    elements = bound = 1
     for dim in tensor.dims:
         if dim < 0:
             raise error(f"{where}: dimension {dim} is negative")
         elements *= dim
+        # A million dimensions would multiply for hours.
+        bound *= dim or 1
+        if bound > _MAX_ELEMENTS:
+            raise error(f"{where}: its dimensions make more than {_MAX_ELEMENTS} elements")
     return (elements * bits + 7) // 8
 
 

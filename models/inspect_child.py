@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from models import confinement, priority
 from models.errors import LoadFailed
 from models.reading import read_file
+from models.syscall_filter import stay_alone
 from registry.ident import digest_hex
 from registry.manifest import JsonObject, Manifest, parse_manifest
 
@@ -45,6 +46,7 @@ def main() -> int:
     confinement.gain_nothing()
     _die_with(parent_pid)
     _confine(file_bytes)
+    stay_alone()
     while sys.stdin.buffer.read(1):
         question = os.pread(questions_fd, os.fstat(questions_fd).st_size, 0)
         answer = json.dumps(_answer(json.loads(question))) + "\n"

@@ -21,7 +21,7 @@ _IOPRIO_WHO_PROCESS: Final = 1
 # somebody waits for every load.
 _IOPRIO_LAST: Final = (2 << 13) | 7
 _MAX_OOM_SCORE: Final = 1000
-_OOM_SCORE: Final = Path("/proc/self/oom_score_adj")
+_OOM_SCORE: Final = "/proc/{}/oom_score_adj"
 _AUTOGROUP: Final = Path("/proc/self/autogroup")
 
 
@@ -48,11 +48,12 @@ def step_back_thread() -> None:
         ctypes.CDLL(None).syscall(_IOPRIO_SET, _IOPRIO_WHO_PROCESS, 0, _IOPRIO_LAST)
 
 
-def die_before_parent(more: int) -> None:
-    """Have the kernel end this process before its parent where memory runs out.
+def die_before_parent(more: int, pid: int | None = None) -> None:
+    """Have the kernel end a process before its parent where memory runs out.
 
-    ``more``: added to the score that was inherited, which is the operator's choice.
+    ``more``: added to the score that was inherited, which is the operator's choice. ``pid``: the
+    process, by default this one.
     """
+    score = Path(_OOM_SCORE.format("self" if pid is None else pid))
     with suppress(OSError, ValueError):
-        inherited = int(_OOM_SCORE.read_text())
-        _OOM_SCORE.write_text(str(min(_MAX_OOM_SCORE, inherited + more)))
+        score.write_text(str(min(_MAX_OOM_SCORE, int(score.read_text()) + more)))

@@ -135,9 +135,9 @@ def asking_for_threads(threads: int = 64) -> onnx.ModelProto:
     return model
 
 
-def hiding_external(place: str) -> onnx.ModelProto:
+def hiding_external(place: str, fields: Mapping[str, str] = SECRET_FIELDS) -> onnx.ModelProto:
     """Return an identity with external data in one of the places that a tensor can stand in."""
-    tensor = graphs.external_tensor("t", (16,), SECRET_FIELDS)
+    tensor = graphs.external_tensor("t", (16,), dict(fields))
     model = graphs.id32()
     node = model.graph.node[0]
     whole = onnx.SparseTensorProto(values=tensor, dims=[16])
@@ -152,6 +152,9 @@ def hiding_external(place: str) -> onnx.ModelProto:
     elif place == "sparse attribute":
         attribute = node.attribute.add(name="a", type=AttributeProto.SPARSE_TENSOR)
         attribute.sparse_tensor.CopyFrom(whole)
+    elif place == "sparse list attribute":
+        attribute = node.attribute.add(name="a", type=AttributeProto.SPARSE_TENSORS)
+        attribute.sparse_tensors.append(whole)
     elif place == "function body":
         function = model.functions.add(name="f", domain="own")
         inside = function.node.add(op_type="Constant", output=["o"]).attribute.add(name="value")
@@ -160,17 +163,21 @@ def hiding_external(place: str) -> onnx.ModelProto:
         model.functions.add(name="f", domain="own").attribute_proto.add(name="a").t.CopyFrom(tensor)
     else:
         branch = onnx.GraphProto(name="branch")
-        if place == "subgraph initializer":
-            branch.initializer.append(tensor)
-        else:
+        if place == "subgraph attribute":
             branch.node.add(op_type="Constant").attribute.add(name="value").t.CopyFrom(tensor)
+        else:
+            branch.initializer.append(tensor)
+        if place == "list of subgraphs":
+            node.attribute.add(name="a", type=AttributeProto.GRAPHS).graphs.append(branch)
+            return model
         node.attribute.add(name="then_branch", type=AttributeProto.GRAPH).g.CopyFrom(branch)
     return model
 
 
 PLACES: Final = (
     "initializer", "sparse initializer", "attribute", "list attribute", "sparse attribute",
-    "function body", "function default", "subgraph initializer", "subgraph attribute",
+    "sparse list attribute", "function body", "function default", "subgraph initializer",
+    "subgraph attribute", "list of subgraphs",
 )  # fmt: skip
 
 # By name: the graph, and a word of the reason that the server gives for refusing it.

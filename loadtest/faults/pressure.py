@@ -16,7 +16,7 @@ from loadtest.faults.lab import PATIENCE_S, Fault, Lab, judge_recovery, judge_st
 from loadtest.faults.memory_group import MemoryGroup, NoMemoryGroup, memory_group
 from loadtest.faults.outcome import Outcome
 from loadtest.faults.packages import Packages
-from loadtest.faults.server import FaultServer, is_alive
+from loadtest.faults.server import FaultServer, ended_of
 from loadtest.faults.steady import has_failed, is_clean
 from loadtest.lab.bed import ROOT
 from loadtest.lab.processes import LabFailed
@@ -25,8 +25,10 @@ _MIB: Final = 1 << 20
 # Three quarters of the group less what a parent takes are the budget: the fourth table is too much.
 TABLES: Final = 4
 _EATER_TIMEOUT_S: Final = 60.0
-# A process that is killed holds its connections until the kernel has taken it apart.
-_DYING_NS: Final = 500_000_000
+# A process that is killed holds its connections until the kernel has taken it apart, and a client
+# hears of that a little later.
+_DYING_S: Final = 5.0
+_LATE_NS: Final = 500_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,20 +108,21 @@ def _starve(lab: Lab, server: FaultServer, outcome: Outcome, group: MemoryGroup)
 
     Returns from when to when requests may have failed for it.
     """
-    parent, workers = server.pid, server.worker_pids()
+    parent, workers, kills = server.pid, server.worker_pids(), group.kills()
     began_ns = time.monotonic_ns()
     done = subprocess.run(
         [sys.executable, "-m", "loadtest.faults.eater", str(group.folder)],
         cwd=ROOT, capture_output=True, text=True, timeout=_EATER_TIMEOUT_S, check=False,
     )  # fmt: skip
     killed = time.monotonic()
-    ended_ns = time.monotonic_ns() + _DYING_NS
     if done.returncode:
         raise LabFailed(f"the neighbour ended with {done.returncode}: {done.stderr[-300:]}")
-    gone = [pid for pid in workers if not is_alive(pid)]
-    if not is_alive(parent):
-        raise LabFailed("the kernel ended the parent of the server")
-    outcome.judge("C", bool(gone), "the kernel ended somebody, and it was no worker")
+    kills = group.kills() - kills
+    gone = ended_of([parent, *workers], kills, _DYING_S)
+    ended_ns = time.monotonic_ns() + _LATE_NS
+    if parent in gone:
+        raise LabFailed(f"the kernel ended the parent, and {len(gone) - 1} of its workers")
+    outcome.judge("C", bool(gone), f"the kernel ended {kills} processes, and none was a worker")
     server.wait_until(
         lambda: server.is_whole() and not set(gone) & set(server.worker_pids()),
         PATIENCE_S, "all workers are back",

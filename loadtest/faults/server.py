@@ -212,6 +212,20 @@ def is_alive(pid: int) -> bool:
     return state != "Z"
 
 
+def ended_of(pids: Sequence[int], count: int, timeout_s: float) -> list[int]:
+    """Return those that ended, as soon as they are ``count`` or the time is over.
+
+    A process that was killed runs on until the kernel has taken it apart, for as long as it holds
+    memory to give back.
+    """
+    end = time.monotonic() + timeout_s
+    while True:
+        ended = [pid for pid in pids if not is_alive(pid)]
+        if len(ended) >= count or time.monotonic() > end:
+            return ended
+        time.sleep(_LOOK_S)
+
+
 def send_signal(pid: int, number: signal.Signals) -> None:
     """Send a signal to a process that may be gone."""
     try:

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from registry.errors import InvalidInput
 from registry.ident import check_alias, check_model_name, parse_version, shown
 from serving.auth import Actor
-from serving.codec.parse import kind_of
+from serving.codec.parse import kind_of, problem
 from serving.errors import Cancelled, PayloadTooLarge, RequestTooSlow, UnsupportedMedia
 
 MAX_BODY_BYTES: Final = 8 << 20
@@ -173,7 +173,7 @@ def _decoded(body: bytearray) -> Any:
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise InvalidInput(f"body is not JSON: {error}") from error
+        raise InvalidInput(f"body: {problem(error)}") from error
 
 
 def check_fields(document: Mapping[str, Any], allowed: Collection[str], where: str) -> None:

@@ -9,6 +9,8 @@ import orjson
 from registry.errors import InvalidInput
 from registry.ident import shown
 
+# The parser's own; a test holds it to it.
+MAX_JSON_DEPTH: Final = 1024
 _NOT_A_NUMBER: Final = ("NaN", "nan", "Infinity", "-Infinity", "-NaN", "inf", "-inf")
 
 
@@ -17,7 +19,7 @@ def parse_object(body: bytes | memoryview) -> dict[str, Any]:
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise InvalidInput(f"body: not JSON: {_advice(error)}") from error
+        raise InvalidInput(f"body: {problem(error)}") from error
     if type(document) is not dict:
         raise InvalidInput(f"body: expected a JSON object, got {kind_of(document)}")
     return document
@@ -45,10 +47,13 @@ _KINDS: Final[dict[type, str]] = {
 }  # fmt: skip
 
 
-def _advice(error: orjson.JSONDecodeError) -> str:
+def problem(error: orjson.JSONDecodeError) -> str:
+    """Return what is wrong with a text, and what to write instead."""
+    if str(error).startswith("depth limit"):
+        return f"not JSON that is read here: nested deeper than {MAX_JSON_DEPTH}"
     # Only for a bad token is the position its first character, or the one after a sign.
     around = error.doc[max(0, error.pos - 1) : error.pos + 9]
     for token in _NOT_A_NUMBER:
         if token in (around[: len(token)], around[1 : len(token) + 1]):
-            return f"{token} is not a JSON number: write null for a missing value"
-    return str(error)
+            return f"not JSON: {token} is not a JSON number: write null for a missing value"
+    return f"not JSON: {error}"

@@ -20,7 +20,6 @@ from typing import Final
 
 import uvloop
 
-from models import priority
 from models.memory import trim
 from models.servable import Loader, Servable
 from registry.serving_map import ServingMap
@@ -63,10 +62,6 @@ MAX_RUNS: Final = 32
 # After max_run_s a run is told to end and has some seconds for it; one that goes on past this
 # holds a thread and a version for good, and only a new process helps.
 STUCK_AFTER_S: Final = 10.0
-# A worker comes back with all it held; without the parent there is nothing to come back to. The
-# parent keeps every weight in RAM, which the kernel counts as its own: up to all of the memory, a
-# score of 1000.
-OOM_SCORE: Final = 900
 # Threads that decode and encode what is large; the interpreter lets one at a time go on anyway.
 CODEC_THREADS: Final = 4
 # A thread that decodes a large body gives the interpreter to the event loop after this time, not
@@ -372,7 +367,6 @@ def main(
     queue = ConnectionQueue.of_fds(sender_fd, receiver_fd)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    priority.die_before_parent(OOM_SCORE)
     is_busy = uvloop.run(_live(listener_fd, wire_fd, metrics_fd, queue, loader_factory))
     if is_busy:
         # A thread inside native code ends when it likes, or never; a normal exit waits for it.

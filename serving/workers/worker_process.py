@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from models import priority
 from serving.web.handover import ConnectionQueue
 from serving.workers.wire import Wire
 
@@ -31,6 +32,10 @@ ENVIRONMENT: Final[Mapping[str, str]] = {
     "VECLIB_MAXIMUM_THREADS": "1",
     "MALLOC_ARENA_MAX": "8",
 }
+# A worker comes back with all it held; without the parent there is nothing to come back to. The
+# parent keeps every weight in RAM, which the kernel counts as its own: up to all of the memory, a
+# score of 1000.
+OOM_SCORE: Final = 900
 # Lets a model file choose its own session options, a thread count of thousands among them.
 REMOVED: Final = ("ORT_LOAD_CONFIG_FROM_MODEL",)
 
@@ -89,6 +94,9 @@ class WorkerProcess:
             raise
         finally:
             theirs.close()
+        # Not by the worker itself, which imports for half a second first: after a death for want
+        # of memory it is the only one, and the kernel would find the parent.
+        priority.die_before_parent(OOM_SCORE, process.pid)
         return cls(process, await Wire.open(ours))
 
     @property

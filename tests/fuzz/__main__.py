@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import re
 import signal
@@ -22,8 +23,11 @@ from tests.fuzz.mutate import mutations
 
 OPENAPI = {"openapi-data": "data", "openapi-admin": "admin"}
 NAMES = (
-    "infer", "predict", "manifest", "frames", "compressed", "paths", "connection", "graph", *OPENAPI
+    "infer", "next", "predict", "manifest", "frames", "compressed", "paths", "connection", "graph",
+    *OPENAPI,
 )  # fmt: skip
+# So much for 4 KiB is a find: the largest body that is allowed would take hours.
+MAX_RUN_S = 5.0
 
 
 def _say(text: str) -> None:
@@ -46,14 +50,19 @@ def guided(name: str, seconds: float, folder: Path) -> int:
 
     def run(data: bytes) -> None:
         nonlocal is_over
+        began = time.process_time()
         target.run(data)
-        if time.process_time() > seconds and not is_over:
+        now = time.process_time()
+        if now - began > MAX_RUN_S:
+            raise AssertionError(f"{now - began:.1f} s of processor time for {len(data)} bytes")
+        if now > seconds and not is_over:
             is_over = True
             os.kill(os.getpid(), signal.SIGUSR1)  # libFuzzer's own way to be asked to end
 
     atheris.Setup(
         [sys.argv[0], str(corpus), "-max_len=4096", f"-artifact_prefix={folder}/found-{name}-",
-         "-print_final_stats=1", "-timeout=120", "-rss_limit_mb=3000", "-verbosity=1"],
+         "-print_final_stats=1", "-timeout=120", "-report_slow_units=120", "-rss_limit_mb=3000",
+         "-verbosity=1"],
         run,
     )  # fmt: skip
     atheris.Fuzz()
@@ -79,14 +88,22 @@ def unguided(name: str, seconds: float, seed: int) -> int:
     return 0
 
 
-def summary(name: str, said: str, cpu_s: float, wall_s: float) -> str:
-    """Return one line of what libFuzzer said: executions, edges and features it reached."""
+def summary(name: str, said: str, cpu_s: float, wall_s: float, kept: Path) -> str:
+    """Return one line of what libFuzzer said: executions, edges and features it reached.
+
+    ``kept``: the file of what all runs on the same corpus did; this one is added to it.
+    """
     done = re.findall(r"number_of_executed_units: (\d+)", said)
     reached = re.findall(r"cov: (\d+) ft: (\d+)", said)
     edges, features = reached[-1] if reached else ("?", "?")
+    executions = int(done[-1]) if done else 0
+    before = json.loads(kept.read_text()) if kept.exists() else {"executions": 0, "cpu_s": 0.0}
+    total = {"executions": before["executions"] + executions, "cpu_s": before["cpu_s"] + cpu_s}
+    kept.write_text(json.dumps(total))
     return (
-        f"{name}: {done[-1] if done else '?'} executions, {edges} edges, {features} features, "
-        f"{cpu_s / 60:.1f} minutes of processor time in {wall_s / 60:.1f}"
+        f"{name}: {executions} executions, {edges} edges, {features} features, "
+        f"{cpu_s / 60:.1f} minutes of processor time in {wall_s / 60:.1f}; with this corpus "
+        f"{total['executions']} executions in {total['cpu_s'] / 60:.1f} minutes so far"
     )
 
 
@@ -102,7 +119,7 @@ def _fuzz_one(name: str, minutes: float, folder: Path, seed: int) -> int:
     if done.returncode:
         _say(said[-20_000:])
     elif "number_of_executed_units" in said:
-        _say(summary(name, said, cpu_s, wall_s))
+        _say(summary(name, said, cpu_s, wall_s, folder / f"{name}.json"))
     else:
         _say(said.strip())
     return done.returncode
@@ -118,7 +135,12 @@ def main(arguments: list[str]) -> int:
         default=1.0,
         help="for each target: of processor time, or by the clock for openapi-*",
     )
-    parser.add_argument("--folder", type=Path, default=Path(".ramrack/fuzz"))
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path(".ramrack/fuzz"),
+        help="where each target's corpus is kept, so that minutes add up, and what was found",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)

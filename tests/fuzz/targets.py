@@ -7,9 +7,11 @@ an exception nobody planned, or two ways of reading the same bytes that disagree
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -23,11 +25,16 @@ from registry.manifest import parse_manifest
 from serving.codec import v1, v2
 from serving.codec.encoding import Decompressor
 from serving.codec.limits import Limits
+from serving.codec.packed_rows import arrays_of
 from serving.codec.v2_plan import V2Plan
 from serving.data.paths import prediction_of
 from serving.errors import ServingError
-from serving.workers.wire import FrameDecoder, WireError, encode_frame
-from tests import graphs
+from serving.fleet import VersionReport
+from serving.web.handover import ConnectionQueue
+from serving.workers import messages
+from serving.workers.slot import Slot
+from serving.workers.wire import Frame, FrameDecoder, WireError, encode_frame
+from tests import graphs, hostile_graphs
 from tests.cases.rig import digest_of, manifest_of
 from tests.fuzz.connections import OneConnection
 from tests.unit.serving.data.wire_corpus import BODIES, ENCODED, ODD_PATHS, PATHS, corpus
@@ -44,17 +51,25 @@ _MIXED: Final = Signature(
     ),
     (TensorSpec("y", "FP32", (-1, 1)),),
 )
+_TABLE: Final = Signature(
+    (TensorSpec("t", "FP64", (-1, 3), columns=("age", "id", "x")),),
+    (TensorSpec("y", "FP32", (-1, 1)),),
+)
+_PAIR: Final = Signature(
+    (TensorSpec("a", "FP64", (-1, 2)), TensorSpec("b", "INT64", (-1, 1))),
+    (TensorSpec("y", "FP32", (-1,)),),
+)
+_SIGNATURES: Final = (_FLOATS, _PAIR, _MIXED, _TABLE)
 PLANNED: Final = (RegistryError, ServingError, ModelsError)
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """``run`` takes any bytes. ``modules``: what coverage is counted in."""
+    """``run`` takes any bytes."""
 
     name: str
     run: Callable[[bytes], None]
     seeds: Sequence[bytes]
-    modules: tuple[str, ...]
 
 
 def _tried(read: Callable[[], Any]) -> Any:
@@ -67,10 +82,13 @@ def _tried(read: Callable[[], Any]) -> Any:
         return type(error)
 
 
-def _same_inputs(left: Any, right: Any) -> bool:
+def _same_calls(left: Any, right: Any) -> bool:
     if isinstance(left, type) or isinstance(right, type):
         return bool(left is right)
-    if left.rows != right.rows or left.inputs.keys() != right.inputs.keys():
+    if left.inputs.keys() != right.inputs.keys() or any(
+        getattr(left, name) != getattr(right, name)
+        for name in ("id", "rows", "outputs", "timeout_us", "priority")
+    ):
         return False
     return all(
         array.dtype == right.inputs[name].dtype
@@ -87,18 +105,62 @@ def infer_body(data: bytes) -> None:
     """
     length = int.from_bytes(data[:2], "big")
     body, json_length = data[2:], None if length == 0xFFFF else length
-    for signature in (_FLOATS, _MIXED):
+    for signature in _SIGNATURES:
         plan = V2Plan(signature, "m", 1, limits=LIMITS)
         plain = _tried(lambda s=signature: v2.decode_infer(body, json_length, s, LIMITS))
         for _ in range(2):
             short = _tried(lambda p=plan: p.decode(body, json_length))
-            if not _same_inputs(plain, short):
+            if not _same_calls(plain, short):
                 raise AssertionError(f"two readings of one body: {plain!r} and {short!r}")
+
+
+def next_body(data: bytes) -> None:
+    """Read V2 bodies by what was learned of others: each says what it says to who knows nothing.
+
+    The first byte chooses a good body; what follows changes it, four bytes for each change: where
+    (two), how, and a byte. The first half makes the second body of it, the whole makes a third.
+    """
+    if not data:
+        return
+    good = _good_bodies()[data[0] % len(_good_bodies())]
+    changes = [data[start : start + 4] for start in range(1, min(len(data) - 3, 128), 4)]
+    bodies = [good, _changed(good, changes[: len(changes) // 2]), _changed(good, changes)]
+    for signature in _SIGNATURES:
+        plan = V2Plan(signature, "m", 1, limits=LIMITS)
+        for turn in (0, 0, 1, 1, 2, 2, 0):
+            length = int.from_bytes(bodies[turn][:2], "big")
+            body, json_length = bodies[turn][2:], None if length == 0xFFFF else length
+            plain = _tried(
+                lambda s=signature, b=body, n=json_length: v2.decode_infer(b, n, s, LIMITS)
+            )
+            short = _tried(lambda p=plan, b=body, n=json_length: _as_served(p, b, n))
+            if not _same_calls(plain, short):
+                raise AssertionError(f"two readings of {body!r}: {plain!r} and {short!r}")
+
+
+def _changed(body: bytes, changes: Sequence[bytes]) -> bytes:
+    """Return a body with some bytes overwritten, put in or taken out; its length header, too."""
+    made = bytearray(body)
+    for where, how, byte in ((each[:2], each[2] % 4, each[3:]) for each in changes):
+        at = int.from_bytes(where, "big") % (len(made) + 1)
+        if how == 3:
+            made[1:2] = byte
+        else:
+            made[at : at + (how != 1)] = b"" if how == 2 else byte
+    return bytes(made)
+
+
+def _as_served(plan: V2Plan, body: bytes, json_length: int | None) -> v2.InferCall:
+    """Read as a request does: by what is known, and the long way where that is not enough."""
+    known = plan.read(body) if json_length is None else plan.read_binary(body, json_length)
+    if known is None:
+        return plan.decode(body, json_length)
+    return replace(known[0], inputs=arrays_of(known[1]))
 
 
 def predict_body(data: bytes) -> None:
     """Read a V1 body, rows and data frames."""
-    for signature in (_FLOATS, _MIXED):
+    for signature in _SIGNATURES:
         call = _tried(lambda s=signature: v1.decode_predict(data, s, LIMITS))
         if not isinstance(call, type):
             for array in call.inputs.values():
@@ -121,7 +183,10 @@ def manifest(data: bytes) -> None:
 
 
 def frames(data: bytes) -> None:
-    """Read frames at once and byte by byte: the same frames, or both are refused."""
+    """Read frames at once and byte by byte: the same frames, or both are refused.
+
+    What they say of a worker is noted, or refused as the parent expects it.
+    """
 
     def read(step: int) -> object:
         decoder, found = FrameDecoder(1 << 16), []
@@ -140,8 +205,11 @@ def frames(data: bytes) -> None:
     elif whole != pieces:
         raise AssertionError(f"{whole!r} at once, {pieces!r} in pieces")
     elif isinstance(whole, tuple):
+        slot = Slot(0, _NOWHERE, (), ConnectionQueue(_NOWHERE, _NOWHERE), 0)
         for frame in whole[0]:
             encode_frame(frame)
+            with suppress(WireError, KeyError, TypeError, ValueError):
+                slot.take(frame, 0.0)
 
 
 def compressed(data: bytes) -> None:
@@ -182,22 +250,103 @@ def connection(data: bytes) -> None:
 def graph(data: bytes) -> None:
     """Check a graph as the server does before a runtime sees it."""
     with suppress(ModelsError):
-        check_graph(parse_graph(data), _NO_TENSORS)
+        check_graph(parse_graph(data), _ONE_TENSOR)
 
 
-_NO_TENSORS: Final = parse_manifest(manifest_of("m", digest_of(b"")))
+_NOWHERE: Final = socket.socket()
+_TENSOR: Final = {"digest": digest_of(b"t"), "bytes": 64}
+_ONE_TENSOR: Final = parse_manifest(manifest_of("m", digest_of(b""), [_TENSOR]))
+
+
+def _graphs() -> list[bytes]:
+    """Return good graphs, some with data in the object, and what must be refused of them."""
+    location = digest_of(b"t").partition(":")[2]
+    good, tied = graphs.id32(), graphs.id32()
+    for model, offset in ((good, "0"), (tied, "32")):
+        fields = {"location": location, "offset": offset, "length": "32"}
+        model.graph.initializer.append(graphs.external_tensor("t", (2, 4), fields))
+    tied.graph.initializer.append(good.graph.initializer[0])
+    hidden = [hostile_graphs.hiding_external(place) for place in hostile_graphs.PLACES]
+    others = [graphs.endless(), hostile_graphs.doubling(3), hostile_graphs.recursive(),
+              hostile_graphs.foreign(), hostile_graphs.sparse()]  # fmt: skip
+    return [model.SerializeToString() for model in (graphs.id32(), good, tied, *hidden, *others)]
+
+
+def _manifests() -> list[bytes]:
+    plain = manifest_of("m", digest_of(b"g"))
+    spec = {"name": "t", "datatype": "FP64", "shape": [-1, 2], "columns": ["a", "b"]}
+    words = {"name": "w", "datatype": "BYTES", "shape": [-1], "categories": ["u"], "missing": "-"}
+    answer = {"name": "y", "datatype": "FP32", "shape": [-1, 2], "labels": ["no", 1],
+              "method": "predict_proba"}  # fmt: skip
+    whole = plain | {
+        "tensors": [_TENSOR], "signature": {"inputs": [spec, words], "outputs": [answer]},
+        "parity": {"largest": 1e-7}, "source": {"framework": "x"}, "meta": {"run": [1, None]},
+        "created": "2026-01-01T00:00:00Z",
+    }  # fmt: skip
+    return [json.dumps(document).encode() for document in (plain, whole)]
+
+
+@cache
+def _good_bodies() -> list[bytes]:
+    """Return what each of the signatures takes: as JSON, as bytes behind it, and as both."""
+
+    def tensor(name: str, datatype: str, shape: list[int], data: object) -> dict[str, Any]:
+        return {"name": name, "datatype": datatype, "shape": shape, "data": data}
+
+    def sent(inputs: list[dict[str, Any]], **more: object) -> bytes:
+        tail = b""
+        for one in inputs:
+            if isinstance(one["data"], bytes):
+                tail += one["data"]
+                one["parameters"] = {"binary_data_size": len(one.pop("data"))}
+        head = orjson.dumps({"inputs": inputs, **more})
+        return (len(head) if tail else 0xFFFF).to_bytes(2, "big") + head + tail
+
+    numbers = np.arange(8, dtype="<f4").tobytes()
+    wide, whole = np.arange(4, dtype="<f8").tobytes(), np.arange(2, dtype="<i8").tobytes()
+    return [
+        sent([tensor("x", "FP32", [1, 4], [1, 2.5, -3, 4])]),
+        sent([tensor("x", "FP32", [2, 4], [[1, 2, 3, 4], [5, 6, None, 8]])], id="a"),
+        sent([tensor("x", "FP32", [2, 4], numbers)]),
+        sent([tensor("x", "FP32", [2, 4], numbers)], id="b", parameters={"timeout": 9}),
+        sent([tensor("a", "FP64", [1, 2], [1, 2]), tensor("b", "INT64", [1, 1], [3])]),
+        sent([tensor("b", "INT64", [2, 1], [3, 4]), tensor("a", "FP64", [2, 2], [1, 2, 3, 4])]),
+        sent([tensor("a", "FP64", [2, 2], wide), tensor("b", "INT64", [2, 1], whole)]),
+        sent([tensor("a", "FP64", [2, 2], wide), tensor("b", "INT64", [2], [3, 4])]),
+        sent([tensor("age", "FP64", [1], [1]), tensor("id", "INT64", [1], [2]),
+              tensor("city", "BYTES", [1], ["x"]), tensor("flag", "BOOL", [1], [True])]),
+        sent([tensor("age", "FP64", [1], [1]), tensor("id", "INT64", [1], [2]),
+              tensor("city", "BYTES", [1], b"\1\0\0\0x"), tensor("flag", "BOOL", [1], b"\1")]),
+        sent([tensor(name, "FP64", [1], [1]) for name in ("age", "id", "x")]),
+        sent([tensor("t", "FP64", [1, 3], [1, 2, 3])], outputs=[{"name": "y"}]),
+    ]  # fmt: skip
+
+
+def _next_bodies() -> list[bytes]:
+    """Return changes that turn a body into the client's next one, and into what only looks so."""
+    changes = (b"", b"\0\x3d\0" + b"9", b"\0\3\1 \0\x40\0" + b"9", b"\0\0\3\x5f\0\x50\2\0")
+    return [bytes([i]) + each for i in range(len(_good_bodies())) for each in changes]
 
 
 def _frames() -> list[bytes]:
-    body = orjson.dumps({"type": "target", "id": 1, "body": {"a": [1, 2]}})
-    return [len(body).to_bytes(4, "big") + body, (len(body).to_bytes(4, "big") + body) * 3]
+    report = VersionReport("READY", "", 0.5, 100, is_out_of_memory=False)
+    said: dict[str, Any] = {
+        "target": {"a": [1, 2]}, messages.READY: {}, messages.LISTENING: {},
+        messages.HEARTBEAT: {"memory_bytes": 1, "stuck": ""}, messages.TAKEN: {"generation": 2},
+        messages.LOADING: {"model": "m", "version": 1}, messages.FATAL: {"reason": "gone"},
+        messages.REPORT: messages.Report(2, {("m", 1): report}, {("m", 2): 5}).to_json(),
+    }  # fmt: skip
+    frames = [
+        encode_frame(Frame(kind, number, body)) for number, (kind, body) in enumerate(said.items())
+    ]
+    return [*frames, frames[0] * 3, b"".join(frames)]
 
 
 def _binaries() -> list[bytes]:
     bodies = [b"\xff\xff" + body for body in BODIES.values() if len(body) < 3000]
     binary = BODIES["binary"]
     split = len(binary) - 16
-    return [*bodies, split.to_bytes(2, "big") + binary, b"\0\0" + bytes(16)]
+    return [*bodies, *_good_bodies(), split.to_bytes(2, "big") + binary, b"\0\0" + bytes(16)]
 
 
 _V1_SEEDS: Final = [
@@ -209,21 +358,15 @@ _V1_SEEDS: Final = [
 TARGETS: Final[Mapping[str, Target]] = {
     target.name: target
     for target in (
-        Target("infer", infer_body, _binaries(), ("serving.codec", "models.signature")),
+        Target("infer", infer_body, _binaries()),
+        Target("next", next_body, _next_bodies()),
         Target("predict", predict_body,
-               [*_V1_SEEDS, *(body for body in BODIES.values() if len(body) < 3000)],
-               ("serving.codec", "models.signature")),
-        Target("manifest", manifest, [json.dumps(manifest_of("m", digest_of(b"g"))).encode()],
-               ("registry", "models.signature")),
-        Target("frames", frames, _frames(), ("serving.workers.wire",)),
-        Target("compressed", compressed, [body for _, body in ENCODED.values()],
-               ("serving.codec.encoding",)),
-        Target("paths", paths, [path.encode("latin-1") for path in PATHS + ODD_PATHS],
-               ("serving.data.paths", "serving.web.head", "registry.ident")),
-        Target("connection", connection, [case.data for case in corpus() if len(case.data) < 2000],
-               ("serving.web", "serving.data")),
-        Target("graph", graph, [graphs.id32().SerializeToString(),
-                                graphs.endless().SerializeToString()],
-               ("models.graph_check", "models.graph_walk", "models.graph_functions")),
+               [*_V1_SEEDS, *(body for body in BODIES.values() if len(body) < 3000)]),
+        Target("manifest", manifest, _manifests()),
+        Target("frames", frames, _frames()),
+        Target("compressed", compressed, [body for _, body in ENCODED.values()]),
+        Target("paths", paths, [path.encode("latin-1") for path in PATHS + ODD_PATHS]),
+        Target("connection", connection, [case.data for case in corpus() if len(case.data) < 2000]),
+        Target("graph", graph, _graphs()),
     )
 }  # fmt: skip

@@ -9,8 +9,8 @@ from tests.fuzz.targets import TARGETS
 
 pytestmark = pytest.mark.slow
 # A few seconds for all of them together; hours are for scripts/bench fuzz.
-COUNTS = {"infer": 1500, "predict": 1500, "manifest": 2000, "frames": 2000, "compressed": 1500,
-          "paths": 4000, "connection": 1500, "graph": 2000}  # fmt: skip
+COUNTS = {"infer": 1500, "next": 1000, "predict": 1500, "manifest": 2000, "frames": 2000,
+          "compressed": 1500, "paths": 4000, "connection": 1500, "graph": 2000}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", TARGETS)

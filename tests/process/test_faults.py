@@ -38,8 +38,7 @@ SHARED = {
     "F22": (1, "ABCDEFGH"),
     "rolling": (1, "ABDEFG"),
 }
-# F9 is left to the bench: in so small a group the kernel now and then ends the parent as well, when
-# both workers are gone and their neighbour goes on taking.
+# F9 is left to the bench: it takes half a minute even once.
 OWN = {
     "F2": (5, "ACDH"),
     "F6": (3, "ABCDEFGH"),

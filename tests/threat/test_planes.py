@@ -106,6 +106,18 @@ def test_open_admin_plane_each_call_wants_its_scope(
     assert status(bearer(OWNER)) not in (401, 403)
 
 
+@pytest.mark.parametrize("path", ["/docs", "/openapi.json", "/docs/static/swagger-ui.css"])
+def test_open_admin_plane_its_own_documents_want_the_scope_read(
+    callers: dict[str, httpx.Client], path: str
+) -> None:
+    """No route declares a scope for them: the door asks."""
+    statuses = {
+        scope: callers["admin"].get(path, headers=bearer(secret_of(scope))).status_code
+        for scope in SCOPES
+    }
+    assert statuses == {scope: 200 if scope == "read" else 403 for scope in SCOPES}
+
+
 def test_open_admin_plane_no_verb_and_no_spelling_goes_around_the_door(
     server: RunningServer, callers: dict[str, httpx.Client]
 ) -> None:
@@ -153,6 +165,21 @@ def test_open_admin_plane_the_data_plane_asks_for_infer(
             assert ask({}) == ask(bearer("wrong")) == 401, f"{verb} {path}"
             assert ask(bearer(secret_of("admin"))) == 403, f"{verb} {path}"
             assert ask(bearer(secret_of("infer"))) not in (401, 403), f"{verb} {path}"
+
+
+@pytest.mark.parametrize(("scope", "status"), [("", 401), ("guess", 401), ("admin", 403)])
+def test_open_admin_plane_a_head_that_comes_again_is_asked_again(
+    server: RunningServer, scope: str, status: int
+) -> None:
+    """Heads that came before are answered without the parser; none gets in by being known."""
+    body = json.dumps(infer_body([ROW])).encode()
+    headers = {"host": "h", "content-length": str(len(body))}
+    if scope:
+        headers |= bearer(secret_of(scope))
+    with connected(server.url) as client:
+        for _ in range(6):
+            client.sendall(head_of("POST", "/v2/models/witness/infer", headers) + body)
+            assert read_answer(client.stream).status == status
 
 
 def test_ssrf_no_call_fetches_a_url(server: RunningServer) -> None:

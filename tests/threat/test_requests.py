@@ -113,7 +113,7 @@ def soak(server: RunningServer, runs: int) -> None:
 def test_json_depth_and_size_are_bounded(server: RunningServer, opening: bytes) -> None:
     """A million brackets would be too much; as many as fit into a body are a 400 at once."""
     body = opening * (LIMIT // len(opening) - 1)
-    assert "JSON" in refused(server, body, 400)
+    assert "nested deeper than 1024" in refused(server, body, 400)
     assert str(LIMIT) in refused(server, b"[" * 10**6 + b" " * LIMIT, 413)
 
 
@@ -121,8 +121,13 @@ def test_json_depth_and_size_of_data(server: RunningServer) -> None:
     """Lists in data nest eight deep at most, whatever the parser would take."""
     whole = json.dumps(floats([1, 4], "here"))
     for depth in (9, 1000):
-        body = whole.replace('"here"', "[" * depth + "1.0" + "]" * depth)
-        assert "x" in refused(server, body.encode(), 400)
+        data = "[" * depth + "1.0" + "]" * depth
+        assert "x" in refused(server, whole.replace('"here"', data).encode(), 400)
+        # Here the nesting is the shape, which nothing else bounds.
+        body = f'{{"inputs": {data}}}'.encode()
+        answer = server.data("POST", "/v1/models/witness:predict", content=body)
+        assert answer.status_code == 400
+        assert "nested deeper than 8" in answer.json()["error"]
 
 
 @pytest.mark.parametrize(
@@ -214,6 +219,10 @@ def test_binary_split_must_add_up(server: RunningServer) -> None:
     for length in (-1, size + 17, 10**18, size - 1, size + 1, "0x10", "-", "1e2", "1" * 400):
         body, headers = split(good, data, length)
         refused(server, body, 400, **headers)
+    # Here all that there is would be JSON.
+    body, headers = split(floats([1, 4], [1, 2, 3, 4]), b"", 10**3)
+    assert len(body) < 10**3
+    refused(server, body, 400, **headers)
     cases = [(tensor(wrong), data) for wrong in
              (-16, 0, 15, 17, 2**31, 2**63, 10**30, 16.0, "16", None, True, [16])]  # fmt: skip
     cases += [(good, tail) for tail in (data[:-1], data + b"\0", b"", data * 2)]
@@ -427,22 +436,21 @@ def slowly(client: Connection, data: bytes, seconds: float) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
-    [(b"GET /v2 HTTP/1.1\r\nHost: h\r\nX: " + b"a" * 2000, b"header_timeout_s 1"),
-     (b"\r\n" * 1000, b""),
-     (head_of("POST", INFER, {"host": "h", "content-length": "2000"}) + b" " * 2000,
+    ("first", "data", "said"),
+    [(b"", b"GET /v2 HTTP/1.1\r\nHost: h\r\nX: " + b"a" * 2000, b"header_timeout_s 1"),
+     (head_of("GET", "/v2", {"host": "h"}), b"GET /v2 HTTP/1.1\r\nX: " + b"a" * 2000,
+      b"header_timeout_s 1"),
+     (b"", b"\r\n" * 1000, b""),
+     (head_of("POST", INFER, {"host": "h", "content-length": "2000"}), b" " * 2000,
       b"body_timeout_s 5")],
-    ids=["head", "line ends", "body"],
+    ids=["head", "later head", "line ends", "body"],
 )  # fmt: skip
 def test_slow_clients_meet_an_absolute_deadline(
-    server: RunningServer, data: bytes, said: bytes
+    server: RunningServer, first: bytes, data: bytes, said: bytes
 ) -> None:
     """Each byte comes in time, the whole does not: 408 or nothing, and the end."""
     with connected(server.url) as client:
-        whole_head, _, rest = data.partition(b"\r\n\r\n")
-        if b"content-length" in whole_head:
-            client.sendall(whole_head + b"\r\n\r\n")
-            data = rest
+        client.sendall(first)
         assert said in slowly(client, data, 60)
 
 

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -15,6 +16,7 @@ from loadtest.faults.echo import Answer, Question, Sample
 from loadtest.faults.footprint import ROUGH, STRICT, Footprint, footprint, quiet_footprint
 from loadtest.faults.outcome import BROKEN, HEADER, HELD, NOT_JUDGED, Outcome, table
 from loadtest.faults.overload import queue_rows_for
+from loadtest.faults.server import ended_of
 from loadtest.faults.steady import CLOSED, REFUSED, TIMED_OUT
 from loadtest.faults.worker_deaths import Death, connections_of
 
@@ -35,6 +37,24 @@ def test_an_answer_is_own_by_its_row_and_its_version():
     assert not question.is_answered_by(answer(question.row, 1.0))
     assert not question.is_answered_by(answer(question.row, 2.0, version=""))
     assert not question.is_answered_by(Answer(200, "2", False, b"{}"))
+
+
+def test_who_ended_is_asked_until_the_kernel_has_taken_them_apart():
+    """As many as were killed, also one that lives on for a moment; no other is waited for."""
+    dying, living = (
+        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in range(2)
+    )
+    late = threading.Timer(0.1, dying.stdin.close)
+    late.start()
+    try:
+        assert ended_of([dying.pid, living.pid], 1, 60) == [dying.pid]
+        assert ended_of([living.pid], 1, 0) == []
+    finally:
+        late.join()
+        for process in (dying, living):
+            process.kill()
+            process.wait()
+        living.stdin.close()
 
 
 def failure(port=7, sent=1.5, done=2.5, opened=0.5, status=0, reason=CLOSED):

@@ -106,6 +106,15 @@ class TestF05References:
         with pytest.raises(LoadFailed, match="once"):
             check_graph(twice, MANIFEST)
 
+    @pytest.mark.parametrize("dims", [[2**62] * 300, [2**62, 2**62, 0], [0, *[2**62] * 3]])
+    def test_f07_dimensions_past_any_memory_are_refused(self, dims: list[int]) -> None:
+        """Before their product is made, whose thousands of digits no message can show."""
+        model = model_with(GOOD)
+        model.graph.initializer[0].ClearField("dims")
+        model.graph.initializer[0].dims.extend(dims)
+        with pytest.raises(LoadFailed, match="dimensions make more than"):
+            check_graph(model, MANIFEST)
+
     def test_f05_blobs_that_a_kernel_would_take_unseen_are_refused(self) -> None:
         """Packed weights are built by the server alone: no upload may name any."""
         blob = {"prepacked_0": "MatMul+1|0;16;0"}

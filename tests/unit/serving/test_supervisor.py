@@ -100,6 +100,22 @@ async def fleet(
         os.close(memory.fd)
 
 
+def oom_score(pid: int | str) -> int:
+    return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+
+async def test_the_kernel_finds_a_worker_before_the_parent_from_its_first_moment() -> None:
+    """A worker that still imports, or comes back, is ended for memory before the parent is."""
+    async with fleet() as it:
+        it.supervisor.publish(target(1))
+        it.supervisor.start()
+        await it.until(lambda: len(it.pids()) == 2)
+        first = it.pids()
+        os.kill(first[0], signal.SIGKILL)
+        await it.until(lambda: len({*it.pids()} - {*first}) == 1 and len(it.pids()) == 2)
+        assert {oom_score(pid) for pid in it.pids()} == {min(1000, oom_score("self") + 900)}
+
+
 async def test_a_target_settles_in_every_worker() -> None:
     """Versions stand as the workers reported; each slot shows its generation."""
     async with fleet() as it:
