@@ -121,8 +121,9 @@ THREATS: Final = (
         "binary split", "binary_split", "negative, overlapping, trailing, past the body",
         ("serving/codec/v2.py", "serving/codec/binary.py"),
         (f"{_REQUESTS}::test_binary_split",),
-        "bytes left after the tensors not counted: 200 instead of 400; a tensor's bytes not held "
-        "against its shape: an unplanned error in the log",
+        "bytes left after the tensors not counted: 200 instead of 400; a length past the "
+        "body taken: 200; a tensor's bytes not held against its shape: an unplanned error in "
+        "the log",
     ),
     Threat(
         "smuggling, odd headers", "smuggling",
@@ -136,7 +137,8 @@ THREATS: Final = (
         "slow clients", "slow_clients", "a byte now and then; answers that nobody reads",
         ("serving/web/timed.py", "serving/web/deadlines.py", "serving/data/lane.py"),
         (f"{_REQUESTS}::test_slow_clients",),
-        "deadlines a million seconds later, or none for a head but the first: it never hung up",
+        "deadlines a million seconds later, or none for the first head, a later one, or the body: "
+        "it never hung up",
     ),
     Threat(
         "label cardinality", "label_cardinality", "random paths, names, verbs, ids",
