@@ -74,7 +74,8 @@ class AdminCalls(TrafficCalls):
         if size is None:
             # Not as an error that is raised: what a client needs to know is in the head.
             kept = self._control.store.upload_offset(digest)
-            return Response(status_code=404, headers={UPLOAD_OFFSET: str(kept)})
+            headers = {UPLOAD_OFFSET: str(kept)}
+            return Response(status_code=404, headers=headers, media_type="application/json")
         return Response(status_code=200, headers={"content-length": str(size)})
 
     async def put_blob(self, request: Request) -> Response:

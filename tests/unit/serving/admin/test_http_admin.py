@@ -315,6 +315,7 @@ async def test_what_is_kept_of_a_broken_upload_goes_in_time(world, client, monke
     upload.suspend()
     head = await client.head(f"/admin/v1/blobs/{digest}")
     assert (head.status_code, head.headers["upload-offset"]) == (404, "2")
+    assert head.headers["content-type"] == "application/json"
 
     world.control.upload_broke_off()
     await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
