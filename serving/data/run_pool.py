@@ -14,6 +14,8 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any, Final, TypeAlias, TypeVar
 
+from serving.thread_pool import start_all
+
 R = TypeVar("R")
 # Calls that threads were given and have not ended; sets take and lose members in one step.
 UnderWay: TypeAlias = "set[Future[Any]]"
@@ -69,9 +71,11 @@ class PriorityExecutor(Executor):
 def background_executor(threads: int, under_way: UnderWay) -> ThreadPoolExecutor:
     """Return threads for what is no run and may wait, which give way like a run of priority 0.
 
-    ``under_way``: where calls that have not ended are kept.
+    All are there from the start. ``under_way``: where calls that have not ended are kept.
     """
-    return _Threads(threads, "background", NORMAL_NICE, under_way)
+    pool = _Threads(threads, "background", NORMAL_NICE, under_way)
+    pool.start(threads)
+    return pool
 
 
 class _Threads(ThreadPoolExecutor):
@@ -80,6 +84,10 @@ class _Threads(ThreadPoolExecutor):
     def __init__(self, threads: int, name: str, nice: int, under_way: UnderWay) -> None:
         super().__init__(threads, name, _give_way, (nice,))
         self._under_way = under_way
+
+    def start(self, threads: int) -> None:
+        """Start all threads, which is no work of theirs."""
+        start_all(super().submit, threads)
 
     def submit(self, function: Callable[..., R], /, *arguments: Any, **named: Any) -> Future[R]:
         future = super().submit(function, *arguments, **named)

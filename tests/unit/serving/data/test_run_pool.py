@@ -58,3 +58,16 @@ def test_it_is_known_whether_any_thread_is_at_work() -> None:
         may_end.set()
         runs.close()
         others.shutdown()
+
+
+def test_what_waits_in_the_background_finds_its_threads_there() -> None:
+    """A pool that grows later looks like a leak."""
+    under_way: UnderWay = set()
+    before = threading.active_count()
+    pool = background_executor(3, under_way)
+    try:
+        assert threading.active_count() == before + 3
+        assert not under_way
+        assert [pool.submit(threading.active_count).result() for _ in range(9)] == [before + 3] * 9
+    finally:
+        pool.shutdown()
