@@ -182,9 +182,16 @@ class LifecycleMachine(RuleBasedStateMachine):
         while steps and (key := may_be[-1].asked_for()) is not None:
             may_be.append(copy.deepcopy(may_be[-1]))
             may_be[-1].models[key[0]].finish(key[1], is_by_itself=True)
+        self.carry_out(work(), may_be, fate, is_allowed=is_allowed)
+
+    def carry_out(
+        self, work: Coroutine[Any, Any, object], may_be: list[Account], fate: int | None,
+        *, is_allowed: bool,
+    ) -> None:  # fmt: skip
+        """Do the work, to the last account of ``may_be``; to any of them if the power goes."""
         if fate is not None:
             self.disk.die_in(fate)
-        is_done = self.runner.run(self.until_dark(work()))
+        is_done = self.runner.run(self.until_dark(work))
         if self.disk.is_off:
             self.go_dark(fate)
             self.take_over(may_be)
@@ -455,16 +462,7 @@ class LifecycleMachine(RuleBasedStateMachine):
         may_be = [copy.deepcopy(self.account), copy.deepcopy(self.account)]
         if is_allowed:
             step(may_be[1].models[name])
-        if fate is not None:
-            self.disk.die_in(fate)
-        is_done = self.runner.run(self.until_dark(change(self.world.control.traffic)))
-        if self.disk.is_off:
-            self.go_dark(fate)
-            self.take_over(may_be)
-            return
-        self.disk.stay_on()
-        assert is_done == is_allowed
-        self.account = may_be[1]
+        self.carry_out(change(self.world.control.traffic), may_be, fate, is_allowed=is_allowed)
 
     # Ends and starts
 
