@@ -7,7 +7,7 @@ from typing import Final
 
 from models import priority
 
-# More than the allocator takes from the end of a small heap: a thread's first one gives it a heap.
+# Less than what is mapped apart from any heap: so the thread's first allocation gives it one.
 _FIRST_BYTES: Final = 64 << 10
 
 
