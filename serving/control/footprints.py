@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
 
 from models.servable import Inspection, parse_inspection
 from models.weight_mode import FLOOR_BYTES, is_in_graph
@@ -11,9 +10,6 @@ from registry.desired import Key
 from registry.errors import InvalidInput
 from registry.packed import PackedEntry, PackedIndex
 from registry.store import VersionRecord
-
-# More versions than a store should have; deleted ones are let go of when there are as many.
-_MOST_KEPT: Final = 10_000
 
 
 class IndexedInspections:
@@ -27,9 +23,6 @@ class IndexedInspections:
         """Return what was found of the version's content, None where nothing is kept for it."""
         key = (record.model, record.version)
         if key not in self._sources:
-            if len(self._sources) >= _MOST_KEPT:
-                self._sources.clear()
-                self._parsed.clear()
             self._sources[key] = record.manifest.content_digest
         entry = index.find(self._sources[key])
         if entry is None:
@@ -38,6 +31,11 @@ class IndexedInspections:
         if parsed is None or parsed[0] is not entry:
             parsed = self._parsed[key] = (entry, _parse(entry))
         return parsed[1]
+
+    def forget(self, key: Key) -> None:
+        """Let go of a version that was deleted."""
+        self._sources.pop(key, None)
+        self._parsed.pop(key, None)
 
 
 def _parse(entry: PackedEntry) -> Inspection | None:

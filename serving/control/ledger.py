@@ -153,6 +153,7 @@ class Ledger:
     def deleted(self, key: Key) -> None:
         """Forget what was found out about a version: its number never comes back."""
         self._known.pop(key, None)
+        self._indexed.forget(key)
         for measured in [each for each in self._measured if each[0] == key]:
             del self._measured[measured]
 
