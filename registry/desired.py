@@ -16,6 +16,8 @@ from registry.ident import check_alias, check_model_name
 from registry.known import no_route
 from registry.manifest import JsonObject
 from registry.model_settings import ModelSettings
+from registry.model_state import Alias, LoadedVersion, ModelState
+from registry.reasons import holders, refuse_held, refuse_unready
 from registry.rollout import (
     Route,
     Stamp,
@@ -28,121 +30,8 @@ from registry.rollout import (
 from registry.traffic import Traffic
 
 MAX_ALIASES: Final = 1000
-# How soon a version comes back, by what names it.
-_ROUTED, _ALIASED, _PREVIOUS, _UNNAMED = range(4)
-
-LACK: Final = "not loaded for lack of memory"
-ASKED_FOR: Final = (
-    "nothing has to be done but to make room: the route or an alias names it, so it comes back by "
-    "itself as soon as an unload makes room, or at a start with room for it"
-)
-NOT_ASKED_FOR: Final = (
-    "no route and no alias names it, so it does not come back by itself: make room, then "
-    "`ramrack load {name} {version}`; a start with room for it brings it back as well"
-)
 
 Key: TypeAlias = tuple[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedVersion:
-    """A version that shall be in memory. ``is_serving``: its load ended well, it may answer.
-
-    ``inspection``: what the inspection found, as JSON, so that a restart need not repeat it.
-    """
-
-    inspection: JsonObject
-    is_serving: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Alias:
-    """The version an alias names; ``seq``: the event that set it."""
-
-    version: int
-    seq: int
-
-    @property
-    def etag(self) -> str:
-        """Name this setting of the alias, for If-Match."""
-        return f'"{self.seq}"'
-
-
-@dataclass(frozen=True, slots=True)
-class ModelState:
-    """All that is wanted of one model. ``failed``: version to the reason it does not serve.
-
-    ``settings_seq``: the event that set ``settings``, 0 before the first. ``waiting``: those of
-    ``loaded`` that there is no memory for now, with the figures; of this process, not persisted.
-    """
-
-    loaded: Mapping[int, LoadedVersion] = field(default_factory=dict)
-    failed: Mapping[int, str] = field(default_factory=dict)
-    aliases: Mapping[str, Alias] = field(default_factory=dict)
-    route: Route | None = None
-    settings: ModelSettings = field(default_factory=ModelSettings)
-    settings_seq: int = 0
-    waiting: Mapping[int, str] = field(default_factory=dict)
-
-    @property
-    def settings_etag(self) -> str:
-        """Name this state of the settings, for If-Match."""
-        return f'"{self.settings_seq}"'
-
-    def is_kept(self, version: int) -> bool:
-        """Say whether the version is to answer, as soon as there is memory for it."""
-        entry = self.loaded.get(version)
-        return entry is not None and entry.is_serving
-
-    def is_ready(self, version: int) -> bool:
-        """Say whether the version is loaded and may answer."""
-        return self.is_kept(version) and version not in self.waiting
-
-    def urgency(self, version: int) -> int:
-        """Return how soon a version is to come back; the lowest number comes first.
-
-        What the route sends requests to, what an alias names, what a rollback goes to, the rest.
-        """
-        if self.route is not None and self.route.traffic.weight_of(version):
-            return _ROUTED
-        if any(alias.version == version for alias in self.aliases.values()):
-            return _ALIASED
-        return _PREVIOUS if self.route is not None and self.route.is_previous(version) else _UNNAMED
-
-    def is_asked_for(self, version: int) -> bool:
-        """Say whether the route sends requests to the version, or an alias names it."""
-        return self.urgency(version) <= _ALIASED
-
-    def why_waiting(self, name: str, version: int) -> str | None:
-        """Return the reason of a version of model ``name`` that waits for memory, else None."""
-        lack = self.waiting.get(version)
-        return None if lack is None else self.waiting_text(name, version, lack)
-
-    def waiting_text(self, name: str, version: int, lack: str) -> str:
-        """Say what a version lacks and how it comes back, which is up to what names it now."""
-        way = ASKED_FOR if self.is_asked_for(version) else NOT_ASKED_FOR
-        return f"{LACK}: {lack}; {way.format(name=name, version=version)}"
-
-    @property
-    def latest(self) -> int | None:
-        """The highest READY version."""
-        return max(filter(self.is_ready, self.loaded), default=None)
-
-    def holders(self, name: str, version: int) -> list[str]:
-        """Return what keeps a version of model ``name``, and the way out of each; else nothing."""
-        names = []
-        if self.route is not None and (why := _held_by_route(self.route, version)):
-            names.append(
-                f"{why}, or remove the route with DELETE /admin/v1/models/{name}/route or "
-                f"`ramrack route {name} --delete`"
-            )
-        names += [
-            f"alias {alias!r} names it: move it to another version, or remove it with DELETE "
-            f"/admin/v1/models/{name}/aliases/{alias} or `ramrack alias {name} {alias} --delete`"
-            for alias, entry in self.aliases.items()
-            if entry.version == version
-        ]
-        return names
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +159,7 @@ def unload(state: DesiredState, name: str, version: int) -> DesiredState:
     model = state.model(name)
     if version not in model.loaded and version not in model.failed:
         raise Conflict(f"{name}/{version} is not loaded")
-    _refuse_held(name, version, model.holders(name, version), "unloaded")
+    refuse_held(name, version, holders(model, name, version), "unloaded")
     model = replace(
         model,
         loaded=_without(model.loaded, version),
@@ -287,14 +176,14 @@ def delete(state: DesiredState, name: str, version: int, *, is_last: bool = Fals
     begins without them.
     """
     model = state.model(name)
-    holders = model.holders(name, version)
+    held_by = holders(model, name, version)
     if version in model.loaded:
         why = "it waits for memory to be loaded" if version in model.waiting else "it is loaded"
-        holders.append(
+        held_by.append(
             f"{why}: unload it first with POST /admin/v1/models/{name}/versions/{version}"
             f":unload or `ramrack unload {name} {version}`"
         )
-    _refuse_held(name, version, holders, "deleted")
+    refuse_held(name, version, held_by, "deleted")
     model = replace(model, failed=_without(model.failed, version))
     if is_last:
         model = replace(model, settings=ModelSettings(), settings_seq=0)
@@ -307,7 +196,7 @@ def set_alias(
     """Let an alias name a READY version; naming the same again changes nothing."""
     model = state.model(name)
     check_alias(alias)
-    _refuse_unready(model, name, version, f"alias {alias!r}")
+    refuse_unready(model, name, version, f"alias {alias!r}")
     present = model.aliases.get(alias)
     if present is not None and present.version == version:
         return state
@@ -332,7 +221,7 @@ def set_route(state: DesiredState, name: str, traffic: Traffic, stamp: Stamp) ->
     model = state.model(name)
     for version in traffic.versions:
         what = "the route" if traffic.weight_of(version) else "a shadow of the route"
-        _refuse_unready(model, name, version, what)
+        refuse_unready(model, name, version, what)
     return _with_route(state, name, moved(model.route, traffic, stamp))
 
 
@@ -432,34 +321,5 @@ def _with_route(state: DesiredState, name: str, route: Route) -> DesiredState:
     return state if route == model.route else _with(state, name, replace(model, route=route))
 
 
-def _held_by_route(route: Route, version: int) -> str:
-    """Return why the route keeps a version, and what to do first; empty if it does not."""
-    if route.traffic.weight_of(version):
-        return "the route sends requests to it: route to another version first"
-    if version in route.traffic.shadow:
-        return (
-            "it shadows the route: set the route without it (and once more, for the former "
-            "traffic is kept for a rollback)"
-        )
-    if route.is_previous(version):
-        return "it is what a rollback of the route goes back to: route to a third version first"
-    return ""
-
-
 def _without(entries: Mapping[int, Any], version: int) -> dict[int, Any]:
     return {key: value for key, value in entries.items() if key != version}
-
-
-def _refuse_held(name: str, version: int, holders: list[str], verb: str) -> None:
-    if holders:
-        raise Conflict(f"{name}/{version} cannot be {verb}: {'; '.join(holders)}")
-
-
-def _refuse_unready(model: ModelState, name: str, version: int, what: str) -> None:
-    if model.is_ready(version):
-        return
-    why = model.why_waiting(name, version) or model.failed.get(version)
-    if why is not None:
-        raise Conflict(f"{what} cannot name {name}/{version}: FAILED: {why}")
-    state = "still LOADING" if version in model.loaded else "not loaded: load it first"
-    raise Conflict(f"{what} cannot name {name}/{version}: it is {state}")

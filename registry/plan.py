@@ -15,9 +15,11 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from registry import desired
-from registry.desired import DesiredState, ModelState
+from registry.desired import DesiredState
 from registry.lifecycle import State
 from registry.model_settings import DEFAULT_RETAIN, ModelSettings
+from registry.model_state import ModelState
+from registry.reasons import holders
 from registry.rollout import Stamp
 from registry.traffic_rules import RouteWish
 
@@ -125,7 +127,7 @@ def expired(model: ModelState, name: str, states: Mapping[int, State], published
         if version != published
         and state is State.UNLOADED
         and version not in model.loaded
-        and not model.holders(name, version)
+        and not holders(model, name, version)
     ]
     return sorted(old[retain:])
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any, Final
 
 from registry import model_settings, traffic_rules
-from registry.desired import Alias, DesiredState, LoadedVersion, ModelState
+from registry.desired import DesiredState
 from registry.errors import InvalidInput
 from registry.ident import check_alias, check_model_name, check_version, parse_version
 from registry.manifest import Json, JsonObject
+from registry.model_state import Alias, LoadedVersion, ModelState
 from registry.rollout import HISTORY_ENTRIES, Route, RouteChange
 from registry.slots import Slots, first_slots
 from registry.state_fields import count_of, fields_of, flag_of, object_of, text_of

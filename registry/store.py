@@ -6,9 +6,7 @@ acknowledged is there after any crash; what raised left the old state.
 
 from __future__ import annotations
 
-import re
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -18,15 +16,15 @@ from types import TracebackType
 from typing import Final, Self
 
 from registry import layout
-from registry.documents import read_document, write_document
-from registry.errors import Corrupt, InvalidInput, StoreFailed, StoreFull
-from registry.events import Event, EventLog, parse_event
+from registry.errors import Corrupt, StoreFailed, StoreFull
+from registry.events import EventLog, parse_event
 from registry.files import Files, ReadOnlyFiles, discard, disk_errors, temporary_path
-from registry.ident import shown
 from registry.manifest import JsonObject, Manifest
 from registry.objects import ObjectPool
 from registry.packed import PackedIndex
+from registry.publish_log import PublishLog
 from registry.reserve import Reserve
+from registry.state_folder import StateFolder
 from registry.uploads import Upload
 from registry.versions import VersionRecord, VersionTable
 
@@ -37,7 +35,6 @@ _LOST: Final = (
     "its record is gone although it was never deleted: restore it from a backup, or delete the "
     "version"
 )
-_DOCUMENT_NAME: Final = re.compile("[a-z][a-z0-9_-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +81,6 @@ class Store:
         self._lock_file = lock
         self._temporary_dir = root / layout.TEMPORARY_DIR
         self._reserve_bytes = reserve_bytes
-        self._document_lock = threading.Lock()
-        self._log_lock = threading.Lock()
-        self._marked: set[str] = set()
         self._objects = ObjectPool(
             self.objects_dir, self._temporary_dir, files, monotonic_s, reserve_bytes
         )
@@ -96,7 +90,14 @@ class Store:
         self.events = EventLog(
             root / layout.EVENTS_FILE, files, is_read_only=lock is None, reserve=self._reserve
         )
-        self._unlogged = self._compare_with_log()
+        self._documents = StateFolder(
+            root / layout.STATE_DIR,
+            self._temporary_dir,
+            files,
+            self._reserve,
+            is_read_only=lock is None,
+        )
+        self._publish_log = PublishLog(self._versions, self.events)
 
     @classmethod
     def open(
@@ -120,7 +121,7 @@ class Store:
             store._versions.sync_folders()
             # A full disk does not stop the start: the next publish tries again.
             with suppress(StoreFull, StoreFailed):
-                store._complete_log()
+                store._publish_log.complete()
         except BaseException:
             lock.close()
             raise
@@ -233,7 +234,10 @@ class Store:
         """Hash every object there is or should be, and read every record; changes nothing."""
         present = self._objects.digests()
         damaged = {f"{m}/{v}": reason for (m, v), reason in self._versions.damaged().items()}
-        damaged |= {f"{m}/{v}": _LOST for m, v in self._lost_versions()} | self._damaged_documents()
+        damaged |= {f"{m}/{v}": _LOST for m, v in self._publish_log.lost()}
+        damaged |= self._documents.damaged()
+        if self.events.damage:
+            damaged["events"] = self.events.damage
         objects = total_bytes = 0
         used = {*self._versions.used_digests(), *self.packed.used_digests()}
         for digest in sorted({*present, *used}):
@@ -269,10 +273,9 @@ class Store:
         with self._objects.pinned(manifest.object_digests) as sizes:
             record, is_new = self._versions.publish(manifest, sizes, meta_event)
         self._objects.release(manifest.object_digests)
-        with self._log_lock:
-            if is_new and meta_event is not None:
-                self._unlogged.append((record, meta_event))
-        self._complete_log()
+        if is_new and meta_event is not None:
+            self._publish_log.add(record, meta_event)
+        self._publish_log.complete()
         return record, is_new
 
     def models(self) -> tuple[str, ...]:
@@ -334,53 +337,14 @@ class Store:
         A document that was there and is not any more is no new store: who takes it for one loses
         all that it held.
         """
-        document = read_document(self._document_path(name), f"document {name}")
-        if document is None and self._mark_path(name).exists():
-            raise Corrupt(
-                f"document {name} is gone: restore {layout.STATE_DIR}/{name}.json of the store's "
-                f"folder from a backup; or, to begin without what it held, remove "
-                f"{layout.STATE_DIR}/{self._mark_path(name).name}"
-            )
-        if document is not None and self._lock_file is not None:
-            self._mark(name)
-        return document
+        return self._documents.read(name)
 
     def write_document(self, name: str, document: JsonObject) -> None:
         """Replace a document, durably and as a whole.
 
         After StoreFull or StoreFailed it is the old or the new one, and never a mix.
         """
-        path, what = self._document_path(name), f"document {name}"
-        with self._document_lock:
-            self._reserve.run(
-                lambda: write_document(self._files, self._temporary_dir, path, document, what)
-            )
-            self._mark(name)
-
-    def _mark(self, name: str) -> None:
-        """Note that a document exists; a mark that a crash or a full disk kept out comes later."""
-        path = self._mark_path(name)
-        if name in self._marked or path.exists():
-            return
-        with suppress(OSError):
-            self._files.close(self._files.create(path))
-            self._files.fsync_dir(path.parent)
-            self._marked.add(name)
-
-    def _mark_path(self, name: str) -> Path:
-        return self._document_path(name).with_suffix(".kept")
-
-    def _damaged_documents(self) -> dict[str, str]:
-        damaged: dict[str, str] = {}
-        folder = self.root / layout.STATE_DIR
-        for name in sorted({path.stem for path in folder.glob("*.*")}):
-            try:
-                self.read_document(name)
-            except (Corrupt, InvalidInput) as error:
-                damaged[f"document {name}"] = str(error)
-        if self.events.damage:
-            damaged["events"] = self.events.damage
-        return damaged
+        self._documents.write(name, document)
 
     def _is_wanted(self, digest: str) -> bool:
         """Tell whether a missing or damaged object is a loss: a version needs it, or it shows."""
@@ -388,57 +352,3 @@ class Store:
 
     def _is_used(self, digest: str) -> bool:
         return self._versions.is_used(digest) or self.packed.is_used(digest)
-
-    def _document_path(self, name: str) -> Path:
-        if not _DOCUMENT_NAME.fullmatch(name):
-            raise InvalidInput(
-                f"document name {shown(name)} is not allowed: use {_DOCUMENT_NAME.pattern}"
-            )
-        return self.root / layout.STATE_DIR / f"{name}.json"
-
-    def _lost_versions(self) -> list[tuple[str, int]]:
-        """Return the versions that were published and not deleted, and have no record."""
-        present: set[tuple[str, int]] = set()
-        for event in self.events.scan():
-            if event.model and event.version and event.kind in ("publish", "delete"):
-                change = present.add if event.kind == "publish" else present.discard
-                change((event.model, event.version))
-        records = {(r.model, r.version) for m in self.models() for r in self.versions(m)}
-        return sorted(present - records - set(self.damaged_versions()))
-
-    def _compare_with_log(self) -> list[tuple[VersionRecord, JsonObject]]:
-        """Return the versions whose event a crash kept from the log, oldest first.
-
-        The other way round, a number that the log knows stays used although its record is lost:
-        aliases and clients may still mean that content by it.
-        """
-        missing = {
-            (record.model, record.version, record.published): (record, meta)
-            for model in self._versions.models()
-            for record in self._versions.versions(model)
-            if (meta := self._versions.event_of(record.model, record.version))
-        }
-        for event in self.events.scan():
-            missing.pop((event.model or "", event.version or 0, event.time), None)
-            if event.kind == "publish" and event.model and event.version:
-                self._versions.never_give(event.model, event.version)
-        return sorted(missing.values(), key=lambda entry: entry[0].published)
-
-    def _complete_log(self) -> None:
-        with self._log_lock:
-            while self._unlogged:
-                record, meta = self._unlogged[0]
-                self.events.append_if_missing(_publish_event(meta, record))
-                del self._unlogged[0]
-
-
-def _publish_event(meta: JsonObject, record: VersionRecord) -> Event:
-    """Return the event of a publish, which gets its number when it is appended."""
-    facts: JsonObject = {
-        "seq": 1,
-        "time": record.published,
-        "model": record.model,
-        "version": record.version,
-        "after": {"digest": record.digest},
-    }
-    return parse_event({**meta, **facts})

@@ -33,6 +33,19 @@ class UnsyncedFiles(Files):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+class FullDisk(UnsyncedFiles):
+    """Has no room for writes after so many more; -1: has room."""
+
+    def __init__(self, writes_left: int = 0) -> None:
+        self.writes_left = writes_left
+
+    def write(self, descriptor: int, data: bytes | bytearray | memoryview) -> None:
+        if self.writes_left == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.writes_left -= self.writes_left > 0
+        super().write(descriptor, data)
+
+
 class PowerCut(BaseException):
     """The machine is off: no code of the store runs on, its clean-up included."""
 

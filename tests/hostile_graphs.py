@@ -106,6 +106,23 @@ def doubling(levels: int) -> onnx.ModelProto:
     return model
 
 
+def nested(levels: int) -> bytes:
+    """Return the bytes of a model with subgraphs nested deeper than any library builds them."""
+
+    def field(number: int, data: bytes) -> bytes:
+        length, size = b"", len(data)
+        while size > 127:
+            length += bytes([size & 127 | 128])
+            size >>= 7
+        return bytes([number << 3 | 2]) + length + bytes([size]) + data
+
+    graph = b""
+    for _ in range(levels):
+        # GraphProto.node = 1, NodeProto.attribute = 5, AttributeProto.g = 6.
+        graph = field(1, field(5, field(6, graph)))
+    return b"\x08\x08" + field(7, graph)
+
+
 def recursive() -> onnx.ModelProto:
     """Return a function that calls itself in the branch of an If."""
     model = doubling(1)

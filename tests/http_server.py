@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,25 @@ def answer(status: int, *headers: str, body: bytes = b"{}") -> bytes:
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
+async def answer_all(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, reply: Callable[[], bytes | None]
+) -> None:
+    """Answer each request of a connection with what ``reply`` returns; None closes it."""
+    try:
+        while True:
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
+            await reader.readexactly(length)
+            data = reply()
+            if data is None:
+                return
+            writer.write(data)
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return
+    finally:
+        writer.close()
+
+
 @contextmanager
 def http_server(respond: Respond) -> Iterator[str]:
     """Answer the n-th request with ``respond(n)``, which may block; None closes the connection."""
@@ -25,28 +45,14 @@ def http_server(respond: Respond) -> Iterator[str]:
     ports: list[int] = []
 
     async def serve() -> None:
-        count = 0
+        numbers = itertools.count(1)
         tasks: set[asyncio.Task[None]] = set()
 
         async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            nonlocal count
             task = asyncio.current_task()
             assert task is not None
             tasks.add(task)
-            try:
-                while True:
-                    head = await reader.readuntil(b"\r\n\r\n")
-                    length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
-                    await reader.readexactly(length)
-                    count += 1
-                    reply = respond(count)
-                    if reply is None:
-                        return
-                    writer.write(reply)
-            except (asyncio.IncompleteReadError, ConnectionError):
-                return
-            finally:
-                writer.close()
+            await answer_all(reader, writer, lambda: respond(next(numbers)))
 
         server = await asyncio.start_server(client, "127.0.0.1", 0, backlog=512)
         ports.append(server.sockets[0].getsockname()[1])

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from models.package import Package
 from registry.errors import MissingObjects
 from registry.manifest import Manifest, TensorEntry
 from registry.objects import LEASE_S
@@ -21,6 +22,20 @@ from tests.disk_model import ModelDisk, PowerCut
 
 def digest_of(data: bytes) -> str:
     return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def object_path(store: Store, digest: str) -> Path:
+    return store.objects_dir / digest.removeprefix("sha256:")
+
+
+def publish_package(store: Store, package: Package) -> None:
+    """Take a package in, as the server does what is pushed."""
+    for item in package.objects:
+        with store.begin_upload(item.digest, item.size_bytes) as upload:
+            for chunk in item.chunks():
+                upload.write(chunk)
+            upload.commit()
+    store.publish(package.manifest)
 
 
 def payload(index: int) -> bytes:

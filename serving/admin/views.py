@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Final
 
-from registry.desired import Key, ModelState
+from registry.desired import Key
 from registry.lifecycle import State
 from registry.manifest import Json, JsonObject
+from registry.model_state import ModelState
 from registry.rollout import Route
 from registry.store import VersionRecord
 from serving.control.control_plane import ControlPlane

@@ -18,7 +18,7 @@ from serving.cli.traffic_words import traffic_text
 from serving.client.errors import ClientError
 
 if TYPE_CHECKING:
-    from serving.client.api import AdminClient
+    from serving.client.admin import AdminClient
 
 
 _FILE_HELP: Final = (

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Final
 import typer
 
 from serving.cli.load_run import Load, check_installed, problem_of, run_load
-from serving.cli.made_requests import FORMS, request_of
-from serving.cli.options import DATA_URL_DEFAULT, AsJson, DataUrl, Name, data_token
+from serving.cli.made_requests import request_of
+from serving.cli.options import DATA_URL_DEFAULT, AsJson, DataUrl, Form, Name, Rows, data_token
 from serving.cli.output import count_text, note, print_json, print_table, working
 from serving.cli.predict import input_file
 from serving.cli.values import one_of, real, selector, whole
@@ -46,16 +46,8 @@ def bench(
             "requests are made up from the model's signature.",
         ),
     ] = None,
-    form: Annotated[
-        str,
-        typer.Option("--form", metavar="FORM", help="Of a made up request: v2, v1 or binary.",
-                     parser=one_of(*FORMS)),
-    ] = "v2",
-    rows: Annotated[
-        int,
-        typer.Option("--rows", metavar="N", help="Rows of the request.",
-                     parser=whole(1, 1_000_000)),
-    ] = 1,
+    form: Form = "v2",
+    rows: Rows = 1,
     arrivals: Annotated[
         str,
         typer.Option("--arrivals", metavar="HOW", parser=one_of("poisson", "constant"),

@@ -17,7 +17,7 @@ from serving.cli.output import bar, note, print_json, print_table, working
 if TYPE_CHECKING:
     from models.convert.triton.repository import TritonModel, TritonVersion
     from models.package import Package
-    from serving.client.api import AdminClient
+    from serving.client.admin import AdminClient
 
 _COLUMNS: Final = ("model", "backend", "folder", "result", "why")
 # Refusals of the server that are about one version, not about the server.

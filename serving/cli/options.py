@@ -11,18 +11,22 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from serving.cli.interrupt import INTERRUPT
+from serving.cli.made_requests import FORMS
 from serving.cli.values import (
     etag,
     model_name,
+    one_of,
     real,
     reason_text,
     server_url,
     token_text,
     version_number,
+    whole,
 )
 
 if TYPE_CHECKING:
-    from serving.client.api import AdminClient, DataClient
+    from serving.client.admin import AdminClient
+    from serving.client.data import DataClient
 
 # A week, which is what settings in seconds may be at most as well.
 MAX_TIMEOUT_S = 604_800
@@ -48,6 +52,19 @@ Reason: TypeAlias = Annotated[
     typer.Option(
         "--reason", metavar="TEXT", help="Why, for the record of changes.", parser=reason_text
     ),
+]
+Form: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--form",
+        metavar="FORM",
+        help="Of a made up request: v2, v1 or binary.",
+        parser=one_of(*FORMS),
+    ),
+]
+Rows: TypeAlias = Annotated[
+    int,
+    typer.Option("--rows", metavar="N", help="Rows of the request.", parser=whole(1, 1_000_000)),
 ]
 IfMatch: TypeAlias = Annotated[
     str | None,
@@ -78,7 +95,7 @@ DataUrl: TypeAlias = Annotated[
         parser=server_url,
     ),
 ]
-# Same as serving.client.api's, which would cost an HTTP library at every start.
+# Same as serving.client's, which would cost an HTTP library at every start.
 ADMIN_URL_DEFAULT = "http://127.0.0.1:8081"
 DATA_URL_DEFAULT = "http://127.0.0.1:8080"
 
@@ -86,7 +103,7 @@ DATA_URL_DEFAULT = "http://127.0.0.1:8080"
 def admin_client(url: str) -> AdminClient:
     """Return a client of the admin plane; the token is never on a command line."""
     token = token_text("RAMRACK_ADMIN_TOKEN", os.environ)
-    from serving.client.api import AdminClient
+    from serving.client.admin import AdminClient
 
     return AdminClient.connect(url, token, before_request=INTERRUPT.check)
 
@@ -99,6 +116,6 @@ def data_token() -> str:
 def data_client(url: str) -> DataClient:
     """Return a client of the data plane."""
     token = data_token()
-    from serving.client.api import DataClient
+    from serving.client.data import DataClient
 
     return DataClient.connect(url, token, before_request=INTERRUPT.check)

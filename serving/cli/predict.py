@@ -15,7 +15,7 @@ from serving.cli.rows import STDIN, InputFile, read_input, shown_name
 from serving.cli.values import routing_key, selector
 
 if TYPE_CHECKING:
-    from serving.client.api import DataClient
+    from serving.client.data import DataClient
 
 ROWS_A_REQUEST: Final = 500
 

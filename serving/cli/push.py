@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from models.convert import ConvertOptions
     from models.package import Package
     from registry.manifest import JsonObject
-    from serving.client.api import AdminClient
+    from serving.client.admin import AdminClient
     from serving.client.push import PushResult
 
 

@@ -20,7 +20,7 @@ from serving.client.errors import ClientError
 
 if TYPE_CHECKING:
     from serving.cli.top_reading import Reading
-    from serving.client.api import AdminClient
+    from serving.client.admin import AdminClient
 
 _QUIT: Final = (b"q", b"Q", b"\x1b")
 

@@ -11,7 +11,7 @@ from serving.metrics.layout import DURATION_BOUNDS_S
 from serving.metrics.rates import Counts, Rates, rates
 
 if TYPE_CHECKING:
-    from serving.client.api import AdminClient
+    from serving.client.admin import AdminClient
 
 _REQUESTS: Final = "ramrack_requests"
 _DURATIONS: Final = "ramrack_request_duration_seconds"

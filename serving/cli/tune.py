@@ -13,11 +13,19 @@ import typer
 from registry.errors import InvalidInput
 from serving.cli.interrupt import INTERRUPT
 from serving.cli.load_run import check_installed
-from serving.cli.made_requests import FORMS, request_of
-from serving.cli.options import ADMIN_URL_DEFAULT, AdminUrl, AsJson, Name, admin_client
+from serving.cli.made_requests import request_of
+from serving.cli.options import (
+    ADMIN_URL_DEFAULT,
+    AdminUrl,
+    AsJson,
+    Form,
+    Name,
+    Rows,
+    admin_client,
+)
 from serving.cli.output import note, print_json, print_table
 from serving.cli.predict import input_file
-from serving.cli.values import one_of, real, version_number, whole
+from serving.cli.values import real, version_number
 
 
 def tune(
@@ -49,16 +57,8 @@ def tune(
         typer.Option("--input", "-i", metavar="FILE", parser=input_file,
                      help="What to send, as for bench; without it requests are made up."),
     ] = None,
-    form: Annotated[
-        str,
-        typer.Option("--form", metavar="FORM", help="Of a made up request: v2, v1 or binary.",
-                     parser=one_of(*FORMS)),
-    ] = "v2",
-    rows: Annotated[
-        int,
-        typer.Option("--rows", metavar="N", help="Rows of the request.",
-                     parser=whole(1, 1_000_000)),
-    ] = 1,
+    form: Form = "v2",
+    rows: Rows = 1,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE",

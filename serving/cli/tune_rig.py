@@ -23,7 +23,7 @@ from serving.cli.interrupt import INTERRUPT
 from serving.cli.load_run import Load, run_load
 from serving.cli.tune_search import Found, OutOfTime, Probe, highest_rate
 from serving.cli.tune_space import DEFAULTS, Candidate
-from serving.client.api import AdminClient
+from serving.client.admin import AdminClient
 from serving.client.errors import ClientError
 from serving.client.push import push_package
 

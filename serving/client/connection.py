@@ -6,7 +6,8 @@ import ipaddress
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from types import TracebackType
+from typing import Any, Final, Self
 
 import httpx
 
@@ -194,6 +195,27 @@ def document_of(response: httpx.Response) -> Document:
     except ValueError:
         return {}
     return document if isinstance(document, dict) else {}
+
+
+class PlaneClient:
+    """A client of one plane, a context manager. ``http``: the connections that it calls over."""
+
+    def __init__(self, http: Http) -> None:
+        self.http = http
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.http.close()
+
+    def _get(self, path: str, **params: str | int) -> Document:
+        return document_of(self.http.call("GET", path, params=params or None))
 
 
 def _nothing() -> None:

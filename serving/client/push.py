@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias, TypeVar
 
 from models.package import ObjectSource, Package
-from serving.client.api import AdminClient
+from serving.client.admin import AdminClient
 from serving.client.errors import ClientError
 
 UPLOADS_AT_ONCE: Final = 4

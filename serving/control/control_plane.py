@@ -13,23 +13,25 @@ from typing import Any, Final
 
 from registry import desired, plan
 from registry.budget import Plan
-from registry.desired import ModelState
 from registry.errors import Conflict, RegistryError
 from registry.events import Event, utc_now
 from registry.ident import digest_hex
 from registry.lifecycle import State
 from registry.manifest import Manifest
+from registry.model_state import ModelState
+from registry.reasons import holders
 from registry.store import GcReport, Store, VerifyReport, VersionRecord
 from serving.auth import SERVER, Actor
+from serving.control.change_events import Note
 from serving.control.ledger import Ledger
 from serving.control.operations import Operation, Operations
 from serving.control.plan_runner import PlanRunner
 from serving.control.residency import Residency
-from serving.control.restore_order import ROOM_AGAIN, waiting_for_memory
 from serving.control.rolling import RollingRestart
-from serving.control.state_writer import Note, StateWriter
+from serving.control.state_writer import StateWriter
 from serving.control.traffic_control import TrafficControl
 from serving.control.version_loads import Inspector, VersionLoads
+from serving.control.waiting_loads import WaitingLoads
 from serving.control.worker_versions import PLANNED
 from serving.fleet import Fleet, WorkerInfo
 from serving.machine import read_machine
@@ -92,9 +94,7 @@ class ControlPlane:
         self._restore: asyncio.Task[None] | None = None
         self._catching_up: asyncio.Task[None] | None = None
         self._old_uploads: asyncio.Task[None] | None = None
-        # What was loaded by itself since the ledger said so often that room was made.
-        self._tried: set[desired.Key] = set()
-        self._tried_at = 0
+        self._waiting = WaitingLoads(self.writer, self.ledger, self.load)
 
     async def start(self) -> None:
         """Read the persisted state, publish it, and begin to load again what was loaded."""
@@ -166,8 +166,8 @@ class ControlPlane:
     def unload_all(self, model: str, actor: Actor, reason: str = "") -> list[Operation]:
         """Begin to unload every version of a model, or raise Conflict and leave all of them."""
         for version in self.writer.versions(model):
-            if holders := self.model(model).holders(model, version):
-                raise Conflict(f"{model}/{version} cannot be unloaded: {'; '.join(holders)}")
+            if held_by := holders(self.model(model), model, version):
+                raise Conflict(f"{model}/{version} cannot be unloaded: {'; '.join(held_by)}")
         return [self.unload(model, version, actor, reason) for version in self._present(model)]
 
     def plan(self, model: str, version: int) -> Plan:
@@ -305,31 +305,12 @@ class ControlPlane:
             self.operations.end(operation, error)
         else:
             self.operations.end(operation)
-        if operation.error is not None and (operation.model, operation.version) in self._tried:
-            # What it gave back was the room that it was tried for.
-            self._tried_at = self.ledger.given_back
+        self._waiting.ended(operation)
         self._load_waiting()
 
     def _load_waiting(self) -> None:
-        """Begin to load the first version that waits for memory, is asked for, and has room now.
-
-        Its own end begins the next one. Each is tried once for the same room, or two that workers
-        have no memory for would take turns for ever.
-        """
-        if self._is_closing:
-            return
-        if self.ledger.given_back != self._tried_at:
-            self._tried_at = self.ledger.given_back
-            self._tried.clear()
-        for key in waiting_for_memory(self.writer):
-            is_asked_for = self.model(key[0]).is_asked_for(key[1])
-            if is_asked_for and key not in self._tried and self.plan(*key).fits:
-                self._tried.add(key)
-                try:
-                    self.load(*key, SERVER, ROOM_AGAIN)
-                except PLANNED as error:
-                    _log.warning("%s/%d goes on waiting for memory: %s", *key, error)
-                return
+        if not self._is_closing:
+            self._waiting.begin_next()
 
     async def _retain(self, model: str, published: int) -> None:
         """Delete old versions beyond those that the model retains; a failure costs a warning."""
@@ -395,7 +376,7 @@ class ControlPlane:
 
     def _on_quarantine(self, model: str, version: int, reason: str) -> None:
         async def fail() -> None:
-            await self.loads.fail((model, version), reason, "quarantine", SERVER)
+            await self.loads.failures.fail((model, version), reason, "quarantine", SERVER)
             self._load_waiting()
 
         self._spawn(fail(), f"quarantine-{model}-{version}")

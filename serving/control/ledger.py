@@ -12,6 +12,7 @@ from registry import budget
 from registry.budget import Excess, Footprint, Plan
 from registry.desired import Key
 from registry.errors import OverBudget
+from registry.reasons import holders
 from registry.store import VersionRecord
 from serving.control.footprints import IndexedInspections, least_objects, objects_of
 from serving.control.state_writer import StateWriter
@@ -326,7 +327,7 @@ class Ledger:
         return [
             key for key in held
             if (entry := state.loaded.get(key)) is not None and entry.is_serving
-            and not state.model(key[0]).holders(*key)
+            and not holders(state.model(key[0]), *key)
         ]  # fmt: skip
 
 

@@ -18,9 +18,10 @@ from registry.errors import RegistryError
 from registry.ident import digest_hex
 from registry.lifecycle import State
 from serving.auth import SERVER
+from serving.control.change_events import Note
 from serving.control.ledger import Ledger, Unload
 from serving.control.residency import Residency
-from serving.control.state_writer import Note, StateWriter
+from serving.control.state_writer import StateWriter
 from serving.fleet import SERVING, VersionReport
 
 _log = logging.getLogger(__name__)

@@ -20,7 +20,8 @@ from registry.desired import Key
 from registry.errors import RegistryError
 from registry.manifest import Manifest
 from serving.auth import SERVER
-from serving.control.state_writer import Note, StateWriter
+from serving.control.change_events import Note
+from serving.control.state_writer import StateWriter
 from serving.errors import ServingError
 from serving.fleet import VersionReport
 

@@ -10,9 +10,10 @@ from typing import Final
 from registry.errors import Conflict, RegistryError
 from registry.manifest import Json, JsonObject
 from serving.auth import Actor
+from serving.control.change_events import Note
 from serving.control.ledger import Ledger
 from serving.control.operations import Operation
-from serving.control.state_writer import Note, StateWriter
+from serving.control.state_writer import StateWriter
 from serving.errors import MemoryShort, message_of
 from serving.fleet import Fleet
 

@@ -9,43 +9,39 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from models.servable import Inspection, parse_inspection
 from registry import desired, state_document
-from registry.desired import DesiredState, Key, ModelState
+from registry.desired import DesiredState, Key
 from registry.errors import NotFound, RegistryError
-from registry.events import Event, parse_event, utc_now
+from registry.events import Event, parse_event
 from registry.ident import check_model_name
 from registry.known import unknown_model, unknown_version
 from registry.lifecycle import State
 from registry.manifest import Json, JsonObject, Manifest
 from registry.model_settings import ModelSettings
 from registry.plan import Change, Check
+from registry.reasons import why_waiting
 from registry.rollout import Stamp, in_force
 from registry.store import Store, VersionRecord
 from serving.auth import Actor
+from serving.control.change_events import (
+    MAX_REASON_CHARS,
+    Note,
+    difference,
+    event_of,
+    moved_routes,
+    stamp_of,
+)
 from serving.fleet import Fleet
 from serving.target import CatalogEntry, Target, TargetVersion
 
 DOCUMENT: Final = "state"
 _NO_SIGNATURE: Final[JsonObject] = {"inputs": [], "outputs": []}
-MAX_REASON_CHARS: Final = 1000
 NO_SETTINGS: Final = ModelSettings()
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """What the event of a change says: what happened, to what, who wanted it and why."""
-
-    kind: str
-    model: str | None
-    version: int | None
-    actor: Actor
-    reason: str = ""
 
 
 class StateWriter:
@@ -105,7 +101,7 @@ class StateWriter:
         model = self.state.model(key[0])
         entry = model.loaded.get(key[1])
         if entry is not None:
-            if (why := model.why_waiting(*key)) is not None:
+            if (why := why_waiting(model, *key)) is not None:
                 return State.FAILED, why
             if key in self.restoring:
                 return State.LOADING, "waits to be loaded again after the server's start"
@@ -277,7 +273,7 @@ class StateWriter:
             stamp = self._stamp(note, ahead=len(events))
             old, after = after, change.apply(after, stamp)
             if after is not old:
-                events.append(_event(note, stamp, *_difference(old, after, note.model)))
+                events.append(event_of(note, stamp, *difference(old, after, note.model)))
         for check in checks:
             check(before, after)
         if after is before:
@@ -297,7 +293,7 @@ class StateWriter:
     async def _switch(self, after: DesiredState, events: Sequence[Event]) -> None:
         before = self.state
         await self._commit(after, events)
-        self.swaps += _moved_routes(before, after)
+        self.swaps += moved_routes(before, after)
         self.fleet.publish(self.target())
 
     async def _announce(
@@ -347,7 +343,7 @@ class StateWriter:
         record = self.records.get(model, {}).get(version)
         note = Note("delete", model, version, actor, reason)
         before: JsonObject = {"digest": record.digest if record is not None else None}
-        event = _event(note, self._stamp(note), before, None)
+        event = event_of(note, self._stamp(note), before, None)
         is_last = not self.records.get(model, {}).keys() - {version}
         after = desired.delete(self.state, model, version, is_last=is_last)
         # The event is durable first: a start after a crash here finishes the deletion.
@@ -360,7 +356,7 @@ class StateWriter:
         self.fleet.publish(self.target())
 
     async def _record_event(self, note: Note, after: Json) -> None:
-        await self._commit(self.state, [_event(note, self._stamp(note), None, after)])
+        await self._commit(self.state, [event_of(note, self._stamp(note), None, after)])
 
     async def _finish_delete(self, model: str, version: int) -> None:
         try:
@@ -369,11 +365,7 @@ class StateWriter:
             return
 
     def _stamp(self, note: Note | None, ahead: int = 0) -> Stamp:
-        who, address, reason = ("", "", "")
-        if note is not None:
-            who, address = note.actor.name, note.actor.address
-            reason = note.reason[:MAX_REASON_CHARS]
-        return Stamp(self._next_seq() + ahead, utc_now(), who, address, reason)
+        return stamp_of(note, self._next_seq() + ahead)
 
     def _next_seq(self) -> int:
         late = self._unlogged[-1].seq if self._unlogged else 0
@@ -384,40 +376,3 @@ class StateWriter:
             model: {record.version: record for record in self.store.versions(model)}
             for model in self.store.models()
         }
-
-
-def _event(note: Note, stamp: Stamp, before: Json, after: Json) -> Event:
-    return Event(
-        seq=stamp.seq, time=stamp.time, kind=note.kind, model=note.model, version=note.version,
-        who=stamp.who, address=stamp.address, reason=stamp.reason, before=before, after=after,
-    )  # fmt: skip
-
-
-def _difference(before: DesiredState, after: DesiredState, name: str | None) -> tuple[Json, Json]:
-    """Return what a change made different in one model, as the event shows it."""
-    if name is None:
-        return None, None
-    old, new = _facts(before.model(name)), _facts(after.model(name))
-    changed = [key for key in old if old[key] != new[key]]
-    return {key: old[key] for key in changed}, {key: new[key] for key in changed}
-
-
-def _moved_routes(before: DesiredState, after: DesiredState) -> int:
-    """Return how many models' requests are answered by other versions, or other parts of them."""
-    return sum(
-        route is not None and old is not None and route.traffic.split != old.traffic.split
-        for name, model in after.models.items()
-        for route, old in ((model.route, before.model(name).route),)
-    )
-
-
-def _facts(model: ModelState) -> JsonObject:
-    ready: list[Json] = [v for v in sorted(model.loaded) if model.is_ready(v)]
-    failed: JsonObject = {str(version): reason for version, reason in model.failed.items()}
-    return {
-        "ready": ready,
-        "failed": failed,
-        "aliases": {name: alias.version for name, alias in sorted(model.aliases.items())},
-        "route": None if model.route is None else model.route.facts(),
-        "settings": model.settings.to_json(),
-    }

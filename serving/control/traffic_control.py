@@ -12,11 +12,12 @@ from typing import Any
 
 from models.signature import Signature, difference, parse_signature
 from registry import model_settings, plan
-from registry.desired import Alias, DesiredState, ModelState
+from registry.desired import DesiredState
 from registry.errors import Conflict, NotFound
 from registry.ident import check_alias, shown
 from registry.known import no_route
 from registry.lifecycle import State
+from registry.model_state import Alias, ModelState
 from registry.plan import Check, Plan
 from registry.rollout import Route
 from registry.traffic_rules import RouteWish

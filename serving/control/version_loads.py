@@ -1,4 +1,4 @@
-"""How versions come into memory and leave it: load, unload, restore after a start, failure.
+"""How versions come into memory and leave it: load, unload, restore after a start.
 
 A load goes: verify the objects, inspect in a throwaway child, admit to the budget, bring every byte
 into RAM, let every worker map it without answering, then let it answer in all of them at once.
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 from weakref import WeakValueDictionary
 
-from models.errors import LoadFailed, MemoryExceeded, OutOfMemory
+from models.errors import LoadFailed, MemoryExceeded
 from models.servable import Inspection
 from registry import desired
 from registry.desired import DesiredState, Key
@@ -26,15 +26,17 @@ from registry.lifecycle import State
 from registry.manifest import Manifest
 from registry.rollout import Stamp
 from serving.auth import SERVER, Actor
+from serving.control.change_events import Note
 from serving.control.footprints import objects_of
 from serving.control.ledger import Ledger
+from serving.control.load_failures import LoadFailures
 from serving.control.memory_watch import MemoryWatch
 from serving.control.object_check import ObjectCheck
 from serving.control.operations import Operation
 from serving.control.packed_forms import PackedForms
 from serving.control.residency import Residency
 from serving.control.restore_order import ROOM_AGAIN, restore_batches, waiting_for_memory
-from serving.control.state_writer import Note, StateWriter
+from serving.control.state_writer import StateWriter
 from serving.control.worker_versions import PLANNED, WorkerVersions
 from serving.errors import DeadlineExpired, message_of
 
@@ -49,7 +51,11 @@ Inspector = Callable[[Manifest, int], Inspection]
 
 
 class VersionLoads:
-    """Runs a few loads at a time, and one operation at a time on each version."""
+    """Runs a few loads at a time, and one operation at a time on each version.
+
+    ``failures``: takes out what cannot serve. ``objects``: looks for what is damaged.
+    ``load_s``: seconds that the last load of each version took.
+    """
 
     def __init__(
         self,
@@ -71,6 +77,7 @@ class VersionLoads:
             writer, ledger, residency, self._watch,
             load_timeout_s=load_timeout_s, drain_timeout_s=drain_timeout_s,
         )  # fmt: skip
+        self.failures = LoadFailures(writer, self._workers)
         self._inspect = inspect
         self._forms = PackedForms(writer, ledger.budget_bytes, self._hold)
         self._inspect_memory_bytes = inspect_memory_bytes
@@ -80,7 +87,7 @@ class VersionLoads:
         self.load_s = self._workers.load_s
         self.caught_up = self._workers.caught_up
         self.objects = ObjectCheck(
-            writer, self._forms, residency.quietly, self._workers.is_held, self.take_out
+            writer, self._forms, residency.quietly, self._workers.is_held, self.failures.take_out
         )
         self.loads_ended: dict[str, int] = {"succeeded": 0, "failed": 0}
 
@@ -108,7 +115,7 @@ class VersionLoads:
                 except PLANNED as error:
                     self.loads_ended["failed"] += 1
                     if not was_waiting:
-                        await self._give_up(key, error, "load_failed", actor)
+                        await self.failures.give_up(key, error, "load_failed", actor)
                     raise
                 finally:
                     self._ledger.unreserve(key)
@@ -199,11 +206,11 @@ class VersionLoads:
         try:
             await self._load_again(key, note)
         except PLANNED as error:
-            is_short = self._is_short(key, error)
+            is_short = self.failures.is_short(key, error)
             # It is as it was: that it waits was told, and READY it has not been.
-            await self._let_wait(key, message_of(error), None)
+            await self.failures.let_wait(key, message_of(error), None)
             if not is_short:
-                await self._give_up(key, error, "load_failed", note.actor)
+                await self.failures.give_up(key, error, "load_failed", note.actor)
             raise
 
     async def _load_again(self, key: Key, note: Note) -> None:
@@ -224,49 +231,6 @@ class VersionLoads:
             await writer.change(finish, note)
         except RegistryError as error:
             _log.error("%s/%d is loaded again, which is not recorded: %s", *key, error)
-
-    async def _give_up(self, key: Key, error: Exception, kind: str, actor: Actor) -> None:
-        """Make FAILED what could not be loaded; what is wanted and only lacks memory waits."""
-        if self._is_short(key, error):
-            await self._let_wait(key, message_of(error), actor)
-            return
-        _log.error("%s/%d: %s: %s", *key, kind, error)
-        await self.fail(key, message_of(error), kind, actor)
-
-    def _is_short(self, key: Key, error: Exception) -> bool:
-        """Say whether a version is wanted and only lacks memory."""
-        is_kept = self._writer.state.model(key[0]).is_kept(key[1])
-        return is_kept and isinstance(error, OverBudget | OutOfMemory)
-
-    async def _let_wait(self, key: Key, lack: str, actor: Actor | None) -> None:
-        """Take a version out until there is memory for it; it stays wanted.
-
-        ``actor``: who the event names; None records none, for what waited before.
-        """
-        writer = self._writer
-        reason = writer.state.model(key[0]).waiting_text(*key, lack)
-        _log.error("%s/%d is %s", *key, reason)
-
-        def apply(state: DesiredState) -> DesiredState:
-            return desired.wait_for_memory(state, *key, lack)
-
-        async def change() -> None:
-            writer.restoring.discard(key)
-            if actor is None:
-                await writer.announce(apply)
-                return
-            note = Note("waits_for_memory", *key, actor, reason)
-            try:
-                await writer.change(lambda state, _: apply(state), note)
-            except RegistryError as error:
-                _log.error("%s/%d: that it waits is not recorded: %s", *key, error)
-                await writer.announce(apply)
-
-        await self._workers.take_away(key, change)
-        try:
-            await self._workers.drained(key)
-        except DeadlineExpired as error:
-            _log.warning("%s/%d is not given back yet: %s", *key, error)
 
     async def _bring_back(self, keys: Sequence[Key]) -> dict[Key, Exception]:
         """Load again what was loaded before the start; it is in the state already.
@@ -366,7 +330,7 @@ class VersionLoads:
                 late.append(key)
                 self._writer.restoring.add(key)
             elif key in failed:
-                await self._give_up(key, failed[key], "restore_failed", SERVER)
+                await self.failures.give_up(key, failed[key], "restore_failed", SERVER)
                 await self._let_go_unheld(key)
             else:
                 self.load_s[key] = (time.monotonic() - began_s) / len(keys)
@@ -374,29 +338,6 @@ class VersionLoads:
         for key in late:
             refused |= await self._restore([key])
         return refused
-
-    async def fail(self, key: Key, reason: str, kind: str, actor: Actor) -> None:
-        """Make a version FAILED, and wait until the workers gave it back."""
-        try:
-            await self.take_out(key, reason, kind, actor)
-            await self._workers.drained(key)
-        except PLANNED as error:
-            # The first failure is the one to tell; this one only delays that memory comes back.
-            _log.warning("%s/%d failed and could not be cleared away: %s", *key, error)
-
-    async def take_out(self, key: Key, reason: str, kind: str, actor: Actor) -> None:
-        """Make a version FAILED in the state and in what is published, without waiting."""
-        writer = self._writer
-        if key[1] not in writer.records.get(key[0], {}):
-            return
-        present = writer.state.model(key[0])
-        if key[1] not in present.loaded and present.failed.get(key[1]) == reason:
-            return
-        note = Note(kind, *key, actor, reason)
-        await self._workers.take_away(
-            key, lambda: writer.change(lambda s, stamp: desired.fail(s, *key, reason, stamp), note)
-        )
-        writer.restoring.discard(key)
 
     async def _let_go_unheld(self, key: Key) -> None:
         """Unmap a version that a load brought into RAM and that then did not come to be loaded."""

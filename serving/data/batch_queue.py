@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TypeAlias
 
 from models.errors import ModelsError
@@ -14,33 +14,6 @@ from serving.data.batch_run import GroupKey
 from serving.errors import ServingError
 
 Failure: TypeAlias = ModelsError | RegistryError | ServingError
-Outcome: TypeAlias = "Result | Failure"
-Done: TypeAlias = Callable[[Outcome], None]
-
-
-class Result:
-    """One request's own outputs, in the order it asked for, and where its time went.
-
-    ``run_rows``: rows of the run that it shared; input, infer and output times are that run's.
-    """
-
-    __slots__ = ("arrays", "infer_ns", "input_ns", "output_ns", "queue_ns", "run_rows")
-
-    def __init__(
-        self,
-        arrays: list[Array],
-        queue_ns: int,
-        input_ns: int,
-        infer_ns: int,
-        output_ns: int,
-        run_rows: int,
-    ) -> None:
-        self.arrays = arrays
-        self.queue_ns = queue_ns
-        self.input_ns = input_ns
-        self.infer_ns = infer_ns
-        self.output_ns = output_ns
-        self.run_rows = run_rows
 
 
 class RunResult:
@@ -115,45 +88,6 @@ class Member:
     def failed(self, error: Failure) -> None:
         """Take what went wrong."""
         raise NotImplementedError
-
-
-class CallbackMember(Member):
-    """A member that hands its outcome to a function."""
-
-    __slots__ = ("_done",)
-
-    def __init__(
-        self,
-        inputs: Inputs,
-        rows: int,
-        key: GroupKey,
-        positions: Sequence[int] | None,
-        done: Done,
-        deadline_ns: int,
-    ) -> None:
-        self.inputs = inputs
-        self.rows = rows
-        self.key = key
-        self.positions = positions
-        self.deadline_ns = deadline_ns
-        self._done = done
-
-    def computed(self, run: RunResult, start: int, end: int) -> None:
-        """Hand the result over."""
-        self._done(
-            Result(
-                run.share(start, end, self.positions),
-                run.started_ns - self.submitted_ns,
-                run.input_ns,
-                run.infer_ns,
-                run.output_ns,
-                run.rows,
-            )
-        )
-
-    def failed(self, error: Failure) -> None:
-        """Hand the error over."""
-        self._done(error)
 
 
 class BatchQueue:

@@ -12,24 +12,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Final
 
 from models.servable import Array, Servable
 from registry.errors import NotReady
 from serving.data import run_slots
-from serving.data.batch_queue import (
-    BatchQueue,
-    CallbackMember,
-    Done,
-    Failure,
-    Member,
-    Outcome,
-    Result,
-    RunResult,
-)
-from serving.data.batch_run import GroupKey, RowsMismatch, RunTiming, group_key
+from serving.data.batch_queue import BatchQueue, Failure, Member, RunResult
+from serving.data.batch_run import RowsMismatch, RunTiming
 from serving.data.batch_terms import (
     BatchCounters,
     BatcherStatistics,
@@ -42,7 +33,7 @@ from serving.data.run_pool import PriorityExecutor
 from serving.data.run_slots import Run, RunSlots
 from serving.errors import DeadlineExpired, QueueFull
 
-__all__ = ["BatchLimits", "Batcher", "BatcherStatistics", "Member", "Policy", "Result"]
+__all__ = ["BatchLimits", "Batcher", "BatcherStatistics", "Member", "Policy"]
 
 _log = logging.getLogger(__name__)
 
@@ -135,64 +126,17 @@ class Batcher:
             and self._limits.max_batch_rows > 1
         )
 
-    async def submit(
-        self,
-        inputs: Mapping[str, Array],
-        rows: int,
-        outputs: tuple[str, ...] | None,
-        deadline_ns: int,
-    ) -> Result:
-        """Compute as ``enqueue`` does, and wait for it.
-
-        Raises what ``enqueue`` raises and hands over. Cancelling the caller takes the work out of
-        the queue; what runs already, runs in vain.
-        """
-        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-
-        def done(outcome: Outcome) -> None:
-            if not future.done():
-                future.set_result(outcome)
-
-        member = self.enqueue(inputs, rows, outputs, deadline_ns, done)
-        try:
-            outcome = await future
-        finally:
-            self.drop(member)
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-
-    def enqueue(
-        self,
-        inputs: Mapping[str, Array],
-        rows: int,
-        outputs: tuple[str, ...] | None,
-        deadline_ns: int,
-        done: Done,
-        key: GroupKey | None = None,
-    ) -> Member:
-        """Compute ``outputs`` (default all) for ``rows`` rows before ``deadline_ns`` of the clock.
-
-        ``done`` gets the result or the error, from the loop and never before this returns.
-        ``key``: what ``group_key`` would say, from a caller who knows.
-        Raises QueueFull, DeadlineExpired, or NotReady after ``close``; hands over DeadlineExpired,
-        InputRefused, RunFailed, RunTerminated or NotReady.
-        """
-        positions = None if outputs is None else self.positions_of(outputs)
-        if not self.is_batchable:
-            key = ()
-        elif key is None:
-            key = group_key(inputs, rows)
-        member = CallbackMember(inputs, rows, key, positions, done, deadline_ns)
-        self.admit(member)
-        return member
-
     def positions_of(self, outputs: Sequence[str]) -> list[int]:
         """Return where outputs stand in what a run gives."""
         return [self._outputs[name] for name in outputs]
 
     def admit(self, member: Member) -> None:
-        """Take in a member, which says all but when it was submitted, as ``enqueue`` does."""
+        """Compute for a member, which says all but when it was submitted, before its deadline.
+
+        The member is told how it ended from the loop, and never before this returns.
+        Raises QueueFull, DeadlineExpired, or NotReady after ``close``; hands over DeadlineExpired,
+        InputRefused, RunFailed, RunTerminated or NotReady.
+        """
         if self._is_closed:
             raise NotReady(f"{self._name} is being unloaded")
         now_ns = self._clock()

@@ -27,6 +27,7 @@ from models.servable import Array
 from models.signature import Signature, TensorSpec
 from registry.errors import NotFound, NotReady
 from registry.serving_map import ServingMap
+from serving.data.batch_calls import submit
 from serving.data.batcher import Batcher
 from serving.errors import DeadlineExpired, QueueFull
 
@@ -286,8 +287,8 @@ class Shadows(Generic[S]):
         now = shadow.batcher.statistics()
         if now.runs or now.queued_requests:
             return "shed", 0.0
-        done = await shadow.batcher.submit(
-            copy.inputs, copy.rows, None, time.monotonic_ns() + _DEADLINE_NS
+        done = await submit(
+            shadow.batcher, copy.inputs, copy.rows, None, time.monotonic_ns() + _DEADLINE_NS
         )
         got = _named(shadow.signature, None, done.arrays)
         is_same, difference = await asyncio.to_thread(compare_outputs, got, copy.expected)

@@ -97,7 +97,14 @@ class WorkerProcess:
         # Not by the worker itself, which imports for half a second first: after a death for want
         # of memory it is the only one, and the kernel would find the parent.
         priority.die_before_parent(OOM_SCORE, process.pid)
-        return cls(process, await Wire.open(ours))
+        try:
+            wire = await Wire.open(ours)
+        except BaseException:
+            # A stop in between: nobody else knows of the process yet.
+            process.kill()
+            process.wait()
+            raise
+        return cls(process, wire)
 
     @property
     def pid(self) -> int:

@@ -35,6 +35,7 @@ from tests.cases.rig import (
     untouched,
     upload,
 )
+from tests.hostile_graphs import nested
 from tests.process.server import RunningServer, running_server, wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -430,23 +431,6 @@ def crash_by_gemm() -> onnx.ModelProto:
         [graphs.value("y", TensorProto.FLOAT, ("N", 4))],
         [graphs.weights("w", np.zeros((), np.float32))],
     )
-
-
-def nested(levels: int) -> bytes:
-    """Return a model whose subgraphs nest deeper than any library builds them."""
-
-    def field(number: int, data: bytes) -> bytes:
-        length, size = b"", len(data)
-        while size > 127:
-            length += bytes([size & 127 | 128])
-            size >>= 7
-        return bytes([number << 3 | 2]) + length + bytes([size]) + data
-
-    graph = b""
-    for _ in range(levels):
-        # GraphProto.node = 1, NodeProto.attribute = 5, AttributeProto.g = 6.
-        graph = field(1, field(5, field(6, graph)))
-    return b"\x08\x08" + field(7, graph)
 
 
 @pytest.mark.parametrize(

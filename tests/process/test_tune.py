@@ -19,20 +19,15 @@ from serving.cli.tune_space import Candidate
 from serving.cli.tune_store import package_of
 from tests import graphs
 from tests.process.server import children_of, process_exists, wait_until
+from tests.store_driver import publish_package
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    package = package_onnx("m", graphs.gemm())
     with Store.open(tmp_path / "store") as opened:
-        for item in package.objects:
-            with opened.begin_upload(item.digest) as upload:
-                for chunk in item.chunks():
-                    upload.write(chunk)
-                upload.commit()
-        opened.publish(package.manifest)
+        publish_package(opened, package_onnx("m", graphs.gemm()))
     return tmp_path / "store"
 
 

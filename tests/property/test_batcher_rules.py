@@ -16,8 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from models.errors import InputRefused, RunFailed, RunTerminated
 from models.servable import Array
 from registry.errors import NotReady
+from serving.data.batch_calls import Result, submit
 from serving.data.batch_run import GroupKey
-from serving.data.batcher import Batcher, BatchLimits, Result
+from serving.data.batcher import Batcher, BatchLimits
 from serving.data.run_policy import Cut
 from serving.errors import DeadlineExpired, QueueFull
 from tests.fakes import FakeCounters, FakeServable, ManualClock, ManualExecutor
@@ -132,7 +133,7 @@ class BatcherMachine(RuleBasedStateMachine):
         if is_poisoned:
             values[-1, 0] = POISON
         deadline_ns = self.clock.now_ns + timeout_ms * 1_000_000
-        work = self.batcher.submit({"x": values}, rows, None, deadline_ns)
+        work = submit(self.batcher, {"x": values}, rows, None, deadline_ns)
         task = self.loop.create_task(work)
         self.sent.append(Sent(task, values, is_poisoned, deadline_ns))
 

@@ -16,6 +16,7 @@ from registry.desired import DesiredState
 from registry.errors import Conflict, NotFound, OverBudget, RegistryError
 from registry.lifecycle import State
 from registry.model_settings import ModelSettings, changed
+from registry.reasons import holders
 from registry.rollout import Stamp
 from registry.traffic import Traffic
 from registry.traffic_rules import LATEST_WISH, RouteWish, remaining
@@ -381,8 +382,8 @@ class DesiredMachine(RuleBasedStateMachine):
     def holders_are_named_exactly_where_something_holds(self):
         for name, model in self.models.items():
             for version in range(1, 7):
-                holders = self.state.model(name).holders(name, version)
-                assert bool(holders) == model.is_held(version)
+                held_by = holders(self.state.model(name), name, version)
+                assert bool(held_by) == model.is_held(version)
 
     @invariant()
     def only_what_was_measured_later_stands_over_the_budget(self):

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 
 from loadtest.closed_loop import Tally, quantile_ms, run
 from loadtest.http_connection import Connection
-
-Respond = Callable[[int], bytes | None]
+from tests.http_server import Respond, answer_all
 
 
 def answer(status: int, version: str, body: bytes = b"{}") -> bytes:
@@ -23,24 +23,10 @@ def answer(status: int, version: str, body: bytes = b"{}") -> bytes:
 @asynccontextmanager
 async def http_server(respond: Respond) -> AsyncIterator[str]:
     """Answer the n-th request with ``respond(n)``; None closes the connection."""
-    count = 0
+    numbers = itertools.count(1)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal count
-        try:
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
-                await reader.readexactly(length)
-                count += 1
-                reply = respond(count)
-                if reply is None:
-                    return
-                writer.write(reply)
-        except asyncio.IncompleteReadError:
-            return
-        finally:
-            writer.close()
+        await answer_all(reader, writer, lambda: respond(next(numbers)))
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:

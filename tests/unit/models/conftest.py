@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
 import pytest
 
+from models import pack
 from models.convert.onnx_file import package_onnx
 from models.inspect import Limits, inspect_version
 from models.package import Package
@@ -15,6 +17,8 @@ from models.runtime.onnx import OnnxLoader, OnnxServable
 from models.servable import Inspection, LoadSpec
 from models.signature import parse_signature
 from registry.ident import digest_hex
+from registry.store import Store
+from tests.unit.models.pack_desk import Desk, FakeChild
 
 MIB = 1 << 20
 
@@ -57,3 +61,20 @@ def shelf(tmp_path: Path) -> Shelf:
     folder = tmp_path / "objects"
     folder.mkdir()
     return Shelf(folder)
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    """Weights count as large, whatever the size of the tensor that stands for them."""
+    child = FakeChild()
+    monkeypatch.setattr(pack, "InspectionChild", child)
+    monkeypatch.setattr(pack, "reason_not_to_pack", lambda *_: None)
+    monkeypatch.setattr(pack, "is_in_graph", lambda _: False)
+    return Desk(tmp_path / "store", child)
+
+
+@pytest.fixture
+def store(desk: Desk) -> Iterator[Store]:
+    """The store of ``desk``."""
+    with desk.open() as opened:
+        yield opened

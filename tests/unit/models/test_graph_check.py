@@ -23,7 +23,7 @@ from models.runtime.ort_library import OrtError
 from models.runtime.ort_session import Session, SessionConfig
 from registry.manifest import Manifest, TensorEntry
 from tests import graphs
-from tests.hostile_graphs import doubling
+from tests.hostile_graphs import doubling, nested
 from tests.unit.models.test_onnx_file import hidden_in
 
 HEX = "ab" * 32
@@ -243,7 +243,7 @@ class TestStructure:
         with pytest.raises(LoadFailed, match="deeper than 16"):
             check_graph(model, MANIFEST)
         with pytest.raises(LoadFailed, match="not an ONNX model"):
-            parse_graph(_nested(10_000))
+            parse_graph(nested(10_000))
 
     def test_c14_a_thousand_damaged_graphs_are_refused_or_pass(self) -> None:
         """One flipped byte leads to an answer, never to another exception."""
@@ -293,20 +293,3 @@ def _calling(name: str, bodies: dict[str, str]) -> onnx.ModelProto:
         functions=functions,
         domains=[("own", 1)],
     )
-
-
-def _nested(levels: int) -> bytes:
-    """Return the bytes of a model with subgraphs nested deeper than any library builds them."""
-
-    def field(number: int, data: bytes) -> bytes:
-        length, size = b"", len(data)
-        while size > 127:
-            length += bytes([size & 127 | 128])
-            size >>= 7
-        return bytes([number << 3 | 2]) + length + bytes([size]) + data
-
-    graph = b""
-    for _ in range(levels):
-        # GraphProto.node = 1, NodeProto.attribute = 5, AttributeProto.g = 6.
-        graph = field(1, field(5, field(6, graph)))
-    return b"\x08\x08" + field(7, graph)

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from registry import state_document
-from registry.desired import Alias
 from registry.errors import InvalidInput
+from registry.model_state import Alias
 from registry.traffic import Share, Traffic
 
 # Written by the release whose routes were one version each; not to be changed.

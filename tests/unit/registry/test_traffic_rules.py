@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry import plan
-from registry.desired import Alias, ModelState
 from registry.lifecycle import State
 from registry.model_settings import ModelSettings
+from registry.model_state import Alias, ModelState
 from registry.traffic import Share, Traffic
 from registry.traffic_rules import MAX_SPLIT, parse_traffic, remaining
 

@@ -1,86 +1,20 @@
-"""The batcher, on a fake servable, a driven clock and a driven executor."""
+"""The batcher's queue, its deadlines and its batches, on a driven clock and a driven executor."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from models.errors import InputRefused, RunFailed, RunTerminated
-from models.servable import Array
+from models.errors import RunFailed
 from models.signature import Signature, TensorSpec
 from registry.errors import NotReady
-from serving.data.batch_run import GroupKey
-from serving.data.batcher import Batcher, BatchLimits, Policy, Result
-from serving.data.run_policy import Cut
+from serving.data.batch_calls import submit
 from serving.errors import DeadlineExpired, QueueFull
-from tests.fakes import FakeCounters, FakeServable, ManualClock, ManualExecutor, table
-
-FAR_NS = 10**15
-
-
-class Bench:
-    """A batcher with everything around it under the test's hand."""
-
-    def __init__(
-        self,
-        servable: FakeServable | None = None,
-        *,
-        is_batchable: bool = True,
-        queue_rows: int = 256,
-        max_batch_rows: int = 32,
-        max_run_s: float = 60.0,
-        policy: Policy | None = None,
-    ) -> None:
-        self.servable = servable or FakeServable()
-        self.clock = ManualClock()
-        self.executor = ManualExecutor()
-        self.counters = FakeCounters()
-        self.batcher = Batcher(
-            self.servable,
-            name="fraud/3",
-            is_batchable=is_batchable,
-            limits=BatchLimits(queue_rows, max_batch_rows, max_run_s),
-            counters=self.counters,
-            executor=self.executor,
-            policy=policy,
-            clock=self.clock,
-        )
-
-    async def submit(
-        self,
-        inputs: Mapping[str, Array],
-        *,
-        outputs: tuple[str, ...] | None = None,
-        timeout_ms: float = 10_000,
-    ) -> asyncio.Task[Result]:
-        """Submit and let the batcher see it."""
-        rows = len(next(iter(inputs.values())))
-        deadline_ns = self.clock.now_ns + int(timeout_ms * 1_000_000)
-        task = asyncio.create_task(self.batcher.submit(inputs, rows, outputs, deadline_ns))
-        await self.settle()
-        return task
-
-    async def run(self) -> None:
-        """Let runs go on until none is left."""
-        await self.settle()
-        while self.executor.waiting:
-            self.executor.run_next()
-            await self.settle()
-
-    @staticmethod
-    async def settle() -> None:
-        for _ in range(10):
-            await asyncio.sleep(0)
-
-
-def firsts(result: Result) -> list[float]:
-    """Return the first number of each row of the first output."""
-    return [float(row[0]) for row in result.arrays[0]]
+from tests.fakes import FakeServable, table
+from tests.unit.serving.batch_bench import Bench, firsts, poisoned
 
 
 async def test_an_idle_version_runs_a_request_at_once() -> None:
@@ -180,7 +114,7 @@ async def test_a_deadline_that_is_over_already_is_refused() -> None:
     """A submit past its deadline never reaches the queue."""
     bench = Bench()
     with pytest.raises(DeadlineExpired):
-        await bench.batcher.submit(table(1), 1, None, bench.clock.now_ns)
+        await submit(bench.batcher, table(1), 1, None, bench.clock.now_ns)
     assert bench.executor.waiting == 0
 
 
@@ -211,82 +145,6 @@ async def test_g07_a_caller_who_leaves_during_its_run_harms_nobody() -> None:
     await bench.run()
     assert (firsts(tasks[0].result()), firsts(tasks[2].result())) == ([1], [3])
     assert tasks[1].cancelled()
-
-
-def poisoned(bad: Callable[[float], bool], error: Exception) -> FakeServable:
-    """Return a servable that fails the whole run where one row is bad."""
-
-    def compute(inputs: Mapping[str, Array]) -> list[Array]:
-        if any(bad(float(value)) for value in inputs["x"][:, 0]):
-            raise error
-        return [inputs["x"]]
-
-    return FakeServable(compute)
-
-
-async def test_g05_one_bad_member_fails_alone() -> None:
-    """Of sixteen merged requests, fifteen are answered and the poisoned one gets its own error."""
-    bench = Bench(poisoned(lambda value: value == 999, InputRefused("index 999 is out of range")))
-    await bench.submit(table(0))
-    values = [*range(1, 8), 999, *range(8, 16)]
-    tasks = [await bench.submit(table(value)) for value in values]
-    await bench.run()
-    for value, task in zip(values, tasks, strict=True):
-        if value == 999:
-            with pytest.raises(InputRefused, match="index 999"):
-                task.result()
-        else:
-            assert firsts(task.result()) == [value]
-    # Halving finds it in two runs a level.
-    assert len(bench.servable.runs) == 1 + 1 + 2 * 4
-
-
-async def test_g05_all_bad_members_get_an_error_each() -> None:
-    """Where all are bad, all fail, and the version goes on answering."""
-    bench = Bench(poisoned(lambda value: value > 900, RunFailed("no")))
-    await bench.submit(table(0))
-    tasks = [await bench.submit(table(901 + value)) for value in range(5)]
-    await bench.run()
-    for task in tasks:
-        with pytest.raises(RunFailed):
-            task.result()
-    good = await bench.submit(table(5))
-    await bench.run()
-    assert firsts(good.result()) == [5]
-
-
-async def test_an_unplanned_error_reaches_the_caller_without_its_text(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """What nobody planned is logged, and the caller learns only that the run failed."""
-    bench = Bench(poisoned(lambda _: True, ValueError("secret /path")))
-    task = await bench.submit(table(1))
-    await bench.run()
-    with pytest.raises(RunFailed, match=r"^the run of fraud/3 failed$"):
-        task.result()
-    assert "secret" in caplog.text
-
-
-async def test_g01_a_model_that_loses_rows_gives_no_foreign_and_no_empty_answer() -> None:
-    """A model that gives one row for any number is not merged any more; each gets its own row."""
-    bench = Bench(FakeServable(lambda inputs: [inputs["x"][:1]]))
-    await bench.submit(table(0))
-    tasks = [await bench.submit(table(value)) for value in (1, 2, 3)]
-    several = await bench.submit(table(8, 9))
-    await bench.run()
-    assert [firsts(task.result()) for task in tasks] == [[1], [2], [3]]
-    with pytest.raises(RunFailed, match=r"output 'y' came back with shape \[1, 4\] for 2 rows"):
-        several.result()
-    assert not bench.batcher.statistics().is_merging
-
-
-async def test_g01_a_wrong_number_of_outputs_is_an_error() -> None:
-    """A run that gives fewer arrays than the signature has outputs answers nobody."""
-    bench = Bench(FakeServable(lambda _: []))
-    task = await bench.submit(table(1))
-    await bench.run()
-    with pytest.raises(RunFailed, match="0 outputs, its signature has 1"):
-        task.result()
 
 
 TWO = Signature(
@@ -387,76 +245,6 @@ async def test_close_answers_what_is_here_and_refuses_what_comes() -> None:
         late.result()
 
 
-@pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
-    """Two threads that are gone after the test."""
-    with ThreadPoolExecutor(2) as executor:
-        yield executor
-
-
-def threaded(
-    servable: FakeServable, pool: ThreadPoolExecutor, max_run_s: float, run_slots: int = 1
-) -> Batcher:
-    limits = BatchLimits(64, 8, max_run_s, run_slots)
-    return Batcher(
-        servable,
-        name="fraud/3",
-        is_batchable=True,
-        limits=limits,
-        counters=FakeCounters(),
-        executor=pool,
-    )
-
-
-async def test_f16_a_stuck_run_is_ended_and_the_others_are_answered(
-    pool: ThreadPoolExecutor,
-) -> None:
-    """Past max_run_s the run ends with RunTerminated; what waited behind it is computed."""
-    servable = FakeServable(hold=True)
-    batcher = threaded(servable, pool, max_run_s=0.02)
-    stuck = asyncio.create_task(batcher.submit(table(1), 1, None, FAR_NS * 10))
-    await asyncio.to_thread(servable.entered.wait, 5)
-    after = asyncio.create_task(batcher.submit(table(2), 1, None, FAR_NS * 10))
-    with pytest.raises(RunTerminated, match=r"took longer than max_run_s 0\.02"):
-        await stuck
-    assert firsts(await after) == [2]
-
-
-async def test_a_close_past_its_time_ends_the_run_and_fails_the_queue(
-    pool: ThreadPoolExecutor,
-) -> None:
-    """After the drain time nothing is left under way, so that closing the servable is safe."""
-    servable = FakeServable(hold=True)
-    batcher = threaded(servable, pool, max_run_s=60)
-    running = asyncio.create_task(batcher.submit(table(1), 1, None, FAR_NS * 10))
-    await asyncio.to_thread(servable.entered.wait, 5)
-    queued = asyncio.create_task(batcher.submit(table(2), 1, None, FAR_NS * 10))
-    await asyncio.sleep(0)
-    await batcher.close(0)
-    with pytest.raises(RunTerminated):
-        await running
-    with pytest.raises(NotReady):
-        await queued
-    assert servable.under_way == 0
-
-
-async def test_a_run_that_cannot_be_ended_frees_its_callers_and_is_told_of(
-    pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Callers get RunTerminated after a grace, and close says that the servable is in use."""
-    monkeypatch.setattr("serving.data.run_slots.TERMINATE_GRACE_S", 0.02)
-    servable = FakeServable(hold=True, is_deaf=True)
-    batcher = threaded(servable, pool, max_run_s=0.02)
-    stuck = asyncio.create_task(batcher.submit(table(1), 1, None, FAR_NS * 10))
-    with pytest.raises(RunTerminated):
-        await stuck
-    assert batcher.statistics().oldest_run_s > 0
-    with pytest.raises(TimeoutError, match="a run of fraud/3 could not be ended"):
-        await batcher.close(0)
-    servable.release()
-    await batcher.close(5)
-
-
 async def test_g07_a_caller_who_leaves_between_two_runs_is_not_computed_again() -> None:
     """Of a batch that failed, only those who still wait are run again."""
     bench = Bench(poisoned(lambda value: value == 1, RunFailed("no")))
@@ -470,73 +258,6 @@ async def test_g07_a_caller_who_leaves_between_two_runs_is_not_computed_again() 
     await bench.run()
     assert bench.servable.run_rows == [1, 4, 2, 1, 1, 1]
     assert [firsts(task.result()) for task in tasks[1:3]] == [[2], [3]]
-
-
-class Inline:
-    """Runs everything on the loop, ``max_rows`` at a time; a row should take ``needed_ns``."""
-
-    def __init__(self, max_rows: int = 32, needed_ns: float = 0.0) -> None:
-        self.max_rows = max_rows
-        self.needed_ns = needed_ns
-        self.seen: list[tuple[int, int]] = []
-
-    def cut(self, key: GroupKey, rows: int, waiting: int) -> Cut:
-        return Cut(is_inline=True, max_rows=self.max_rows, max_members=waiting)
-
-    def expected_ns(self, key: GroupKey, rows: int) -> float:
-        return self.needed_ns * rows
-
-    def measured(self, key: GroupKey, members: int, rows: int, run_ns: int) -> None:
-        self.seen.append((members, rows))
-
-
-async def test_what_arrives_in_one_pass_of_the_loop_is_one_run_on_it() -> None:
-    """Cheap requests share a run without a thread, a timer, or a wait."""
-    policy = Inline()
-    bench = Bench(policy=policy)
-    tasks = [asyncio.create_task(bench.batcher.submit(table(v), 1, None, FAR_NS)) for v in range(5)]
-    await bench.settle()
-    assert [firsts(task.result()) for task in tasks] == [[v] for v in range(5)]
-    assert (bench.servable.run_rows, bench.executor.waiting) == ([5], 0)
-    assert policy.seen == [(5, 5)]
-
-
-async def test_an_inline_batch_is_capped_and_the_rest_follows() -> None:
-    """Rows above the cap wait for the next run, in order."""
-    bench = Bench(policy=Inline(max_rows=3))
-    tasks = [asyncio.create_task(bench.batcher.submit(table(v), 1, None, FAR_NS)) for v in range(7)]
-    await bench.settle()
-    assert [firsts(task.result()) for task in tasks] == [[v] for v in range(7)]
-    assert bench.servable.run_rows == [3, 3, 1]
-
-
-async def test_an_inline_batch_that_fails_goes_on_in_a_thread() -> None:
-    """Finding the bad row takes several runs, which must not keep the loop."""
-    servable = poisoned(lambda value: value == 2, InputRefused("index"))
-    bench = Bench(servable, policy=Inline())
-    tasks = [asyncio.create_task(bench.batcher.submit(table(v), 1, None, FAR_NS)) for v in range(4)]
-    await bench.settle()
-    assert (bench.servable.run_rows, bench.executor.waiting) == ([4], 1)
-    await bench.run()
-    assert [firsts(tasks[v].result()) for v in (0, 1, 3)] == [[0], [1], [3]]
-    with pytest.raises(InputRefused):
-        tasks[2].result()
-
-
-async def test_of_a_backlog_what_cannot_be_in_time_is_not_computed() -> None:
-    """Under overload a run is spent on answers that somebody still reads."""
-    bench = Bench(policy=Inline(max_rows=1, needed_ns=5_000_000))
-    soon = bench.clock.now_ns + 4_000_000
-    tasks = [asyncio.create_task(bench.batcher.submit(table(v), 1, None, soon)) for v in range(2)]
-    tasks.append(asyncio.create_task(bench.batcher.submit(table(2), 1, None, FAR_NS)))
-    await bench.settle()
-    for task in tasks[:2]:
-        with pytest.raises(DeadlineExpired):
-            task.result()
-    assert firsts(tasks[2].result()) == [2]
-    # Alone, the same request is tried: the estimate may be wrong.
-    alone = await bench.submit(table(3), timeout_ms=4)
-    assert firsts(alone.result()) == [3]
 
 
 async def test_one_timer_keeps_all_deadlines() -> None:
@@ -581,18 +302,3 @@ async def test_new_bounds_hold_at_once() -> None:
     assert [firsts(task.result()) for task in (first, *waiting)] == [[0], [1], [2]]
     assert bench.servable.run_rows == [1, 1, 1]
     assert not bench.batcher.statistics().is_merging
-
-
-async def test_an_answer_that_cannot_be_handed_over_harms_no_neighbour(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """What goes wrong in one caller's callback stays there."""
-    bench = Bench(policy=Inline())
-
-    def broken(_: object) -> None:
-        raise RuntimeError("gone")
-
-    bench.batcher.enqueue(table(1), 1, None, FAR_NS, broken)
-    good = await bench.submit(table(2))
-    assert firsts(good.result()) == [2]
-    assert "could not be handed over" in caplog.text

@@ -10,7 +10,7 @@ import pytest
 
 from models.package import BytesObject, Package
 from registry.manifest import Manifest, TensorEntry
-from serving.client.api import AdminClient
+from serving.client.admin import AdminClient
 from serving.client.connection import Http
 from serving.client.errors import ClientError, ServerUnreachable, TokenNotAllowed
 from serving.client.push import push_package
@@ -376,7 +376,7 @@ class Receiver:
 )
 def test_a_large_object_is_not_sent_twice(monkeypatch, kept, breaks, sent):
     """After a broken connection, and at the next push, what the server has kept stays there."""
-    monkeypatch.setattr("serving.client.api.RESUMED_BYTES", 10)
+    monkeypatch.setattr("serving.client.admin.RESUMED_BYTES", 10)
     receiver = Receiver(b"0123456789", kept, breaks)
     client, _ = client_of(receiver)
     with client:
@@ -387,7 +387,7 @@ def test_a_large_object_is_not_sent_twice(monkeypatch, kept, breaks, sent):
 
 def test_progress_counts_what_is_kept_as_sent(monkeypatch):
     """It never goes back past that, and ends at the whole."""
-    monkeypatch.setattr("serving.client.api.RESUMED_BYTES", 1)
+    monkeypatch.setattr("serving.client.admin.RESUMED_BYTES", 1)
     graph = BytesObject.of(b"0123456789")
     manifest = Manifest("m", graph.digest, (), {}, {"name": "onnx"})
     heads, parts, seen = ["", "4"], [], []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -26,6 +25,7 @@ from serving.fleet import VersionKey, VersionReport, WorkerInfo
 from serving.settings import SCOPES, Settings, Token
 from serving.target import Target, parse_target
 from tests.disk_model import UnsyncedFiles
+from tests.store_driver import digest_of
 from tests.unit.serving.admin.documented import checker
 
 MIB = 1 << 20
@@ -157,10 +157,6 @@ class FakeInspector:
         drift = self.drifted.get(manifest.graph, "")
         return Inspection(signature, True, "rows are independent", False, 0.001, 0.01,
                           self.private_bytes, resident=self.resident, drift=drift)  # fmt: skip
-
-
-def digest_of(data: bytes) -> str:
-    return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
 @dataclass

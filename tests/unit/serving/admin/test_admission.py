@@ -11,7 +11,8 @@ from models.weight_mode import FLOOR_BYTES
 from registry.errors import OverBudget
 from registry.manifest import Manifest
 from registry.packed import PackedEntry
-from tests.unit.serving.admin.conftest import FakeInspector, World, digest_of
+from tests.store_driver import digest_of
+from tests.unit.serving.admin.conftest import FakeInspector, World
 
 pytestmark = pytest.mark.timeout(30)
 

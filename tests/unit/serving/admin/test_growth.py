@@ -22,7 +22,8 @@ ROUNDS = 5
 @pytest.fixture(autouse=True)
 def _without_keepers(monkeypatch):
     # pytest keeps what is logged, with the errors in it.
-    monkeypatch.setattr(logging.getLogger("serving.control.version_loads"), "disabled", True)
+    for name in ("load_failures", "version_loads"):
+        monkeypatch.setattr(logging.getLogger(f"serving.control.{name}"), "disabled", True)
     # The list of operations that ended fills up to its bound; that is no leak.
     monkeypatch.setattr(operations, "MAX_FINISHED", 2)
 

@@ -10,7 +10,8 @@ import pytest
 from models.errors import LoadFailed
 from models.servable import Inspection
 from registry.manifest import Manifest
-from tests.unit.serving.admin.conftest import MIB, FakeInspector, World, digest_of
+from tests.store_driver import digest_of
+from tests.unit.serving.admin.conftest import MIB, FakeInspector, World
 
 pytestmark = pytest.mark.timeout(30)
 

@@ -8,10 +8,13 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+
+from serving.cli import main
 
 WHOLE = {"split": [{"version": 1, "weight": 100}], "shadow": []}
 DIGEST = "sha256:" + "d" * 64
@@ -176,3 +179,19 @@ def server() -> Iterator[FakeServer]:
         httpd.shutdown()
         thread.join()
         httpd.server_close()
+
+
+@pytest.fixture
+def ramrack(server: FakeServer, monkeypatch: pytest.MonkeyPatch, capsys, tmp_path: Path):
+    """Run a command against the fake server; returns exit code, stdout, stderr."""
+    monkeypatch.setenv("RAMRACK_URL", server.url)
+    monkeypatch.setenv("RAMRACK_ADMIN_URL", server.url)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        assert "Traceback" not in captured.err
+        return code, captured.out, captured.err
+
+    return run

@@ -19,7 +19,8 @@ from models.errors import ConversionRefused
 from serving.cli import main, output, upkeep
 from serving.cli.options import ADMIN_URL_DEFAULT, DATA_URL_DEFAULT
 from serving.cli.output import print_table, size_text
-from serving.client.api import ADMIN_URL, DATA_URL
+from serving.client.admin import ADMIN_URL
+from serving.client.data import DATA_URL
 
 # Enough to be taken for a model until its reader looks.
 ONNX_HEAD = b"\x08\x09"

@@ -35,6 +35,14 @@ def made_an_error() -> None:
         raise ConversionRefused("the library failed") from error
 
 
+def run_program(program: str, server: FakeServer) -> subprocess.CompletedProcess[bytes]:
+    """Run Python code that runs a command against the server."""
+    return subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | {"RAMRACK_ADMIN_URL": server.url},
+        capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
 @pytest.fixture
 def push(server: FakeServer, tmp_path: Path, monkeypatch, capsys):
     """Push a small package whose conversion does ``work``; returns exit code and stderr."""
@@ -128,10 +136,7 @@ def test_an_interrupt_during_imports_is_quiet(server: FakeServer, module: str):
         "sys.argv = ['ramrack', 'ls']\n"
         "sys.exit(main())\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=os.environ | {"RAMRACK_ADMIN_URL": server.url},
-        capture_output=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = run_program(program, server)
     assert (done.returncode, done.stdout, done.stderr) == (1, b"", b"")
 
 
@@ -154,10 +159,7 @@ def test_an_interrupt_that_an_import_swallows_ends_the_command_at_the_next_reque
         "sys.argv = ['ramrack', 'ls']\n"
         "sys.exit(main())\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=os.environ | {"RAMRACK_ADMIN_URL": server.url},
-        capture_output=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = run_program(program, server)
     assert (done.returncode, done.stdout, done.stderr) == (1, b"", b"")
     assert server.calls == []
 
@@ -173,10 +175,7 @@ def test_an_interrupt_at_the_very_end_is_quiet(server: FakeServer):
         "sys.argv = ['ramrack', 'ls', '--json']\n"
         "sys.exit(main())\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=os.environ | {"RAMRACK_ADMIN_URL": server.url},
-        capture_output=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = run_program(program, server)
     assert (done.returncode, done.stderr) == (0, b"")
     assert b'"models"' in done.stdout
 

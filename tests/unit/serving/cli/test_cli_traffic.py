@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from registry.model_settings import NAMES
-from serving.cli import main
 from tests.unit.serving.cli.conftest import WHOLE, FakeServer
 
 SPLIT = {
@@ -18,20 +17,11 @@ SPLIT = {
 
 
 @pytest.fixture
-def ramrack(server: FakeServer, monkeypatch: pytest.MonkeyPatch, capsys, tmp_path: Path):
-    """Run a command against the fake server; returns exit code, stdout, stderr."""
-    monkeypatch.setenv("RAMRACK_ADMIN_URL", server.url)
-    monkeypatch.chdir(tmp_path)
+def ramrack(ramrack, server: FakeServer):
+    """Run a command where there are three versions."""
     for _ in range(3):
         server.add_version("m", "READY")
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        code = main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        assert "Traceback" not in captured.err
-        return code, captured.out, captured.err
-
-    return run
+    return ramrack
 
 
 def route_document(**more: Any) -> dict[str, Any]:

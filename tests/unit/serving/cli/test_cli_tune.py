@@ -31,6 +31,7 @@ from serving.cli.tune_space import DEFAULTS, Candidate, candidates, crossed
 from serving.cli.tune_store import package_of
 from serving.settings import load_settings
 from tests import graphs
+from tests.store_driver import publish_package
 
 ONE = Candidate(workers=1, threads_per_worker=2)
 
@@ -235,14 +236,8 @@ def test_the_last_rate_counts_when_ranking():
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    package = package_onnx("m", graphs.gemm())
     with Store.open(tmp_path / "store") as opened:
-        for item in package.objects:
-            with opened.begin_upload(item.digest) as upload:
-                for chunk in item.chunks():
-                    upload.write(chunk)
-                upload.commit()
-        opened.publish(package.manifest)
+        publish_package(opened, package_onnx("m", graphs.gemm()))
     return tmp_path / "store"
 
 

@@ -7,27 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from serving.cli import main
 from serving.cli.predict import rows_of
 from tests.unit.serving.cli.conftest import FakeServer
 
 
 @pytest.fixture
-def ramrack(server: FakeServer, monkeypatch: pytest.MonkeyPatch, capsys, tmp_path: Path):
-    """Run a command against the fake server; returns exit code, stdout, stderr."""
-    monkeypatch.setenv("RAMRACK_URL", server.url)
-    monkeypatch.setenv("RAMRACK_ADMIN_URL", server.url)
-    monkeypatch.chdir(tmp_path)
+def ramrack(ramrack, tmp_path: Path):
+    """Run a command where there are a model and rows."""
     (tmp_path / "m.onnx").write_bytes(b"\x08\x09")
     (tmp_path / "rows.json").write_text("[]")
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        code = main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        assert "Traceback" not in captured.err
-        return code, captured.out, captured.err
-
-    return run
+    return ramrack
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import uvloop
 
 from serving.metrics.page import MetricsMemory
 from serving.settings import Settings
+from tests.unit.serving.data.echo import EchoApp
 from tests.unit.serving.data.rig import Plane, Served, serve
 
 
@@ -20,7 +21,7 @@ def pytest_asyncio_loop_factories(
 ) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Run the connection's tests on both loops: workers use uvloop, whose transports differ."""
     factories = {"asyncio": asyncio.new_event_loop}
-    if item.path.name in ("test_http_protocol.py", "test_lane.py"):
+    if item.path.name.startswith(("test_http_protocol", "test_lane.py")):
         factories["uvloop"] = uvloop.new_event_loop
     return factories
 
@@ -55,3 +56,16 @@ async def client(plane: Plane) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(plane.app)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         yield client
+
+
+@pytest.fixture
+def app() -> EchoApp:
+    """One application for each test."""
+    return EchoApp()
+
+
+@pytest.fixture
+async def echo(app: EchoApp) -> AsyncIterator[Served]:
+    """The application on a port, with the default bounds."""
+    async with serve(app, Settings()) as served:
+        yield served

@@ -13,6 +13,7 @@ from models.servable import Array
 from models.signature import Signature, TensorSpec
 from serving.codec.packed_rows import Inputs
 from serving.codec.v2_plan import V2Plan
+from serving.data.batch_calls import submit
 from serving.data.batch_run import compute
 from serving.data.batcher import Batcher, BatchLimits
 from serving.data.input_look import InputLook
@@ -99,7 +100,7 @@ async def test_a_run_counts_what_its_inputs_lack() -> None:
             counters=counters, executor=executor,
         )  # fmt: skip
         rows = [np.array([[value]], np.float32) for value in (NAN, 1.0, NAN)]
-        calls = [batcher.submit({"x": row}, 1, None, 2**62) for row in rows]
+        calls = [submit(batcher, {"x": row}, 1, None, 2**62) for row in rows]
         await asyncio.gather(*calls)
         await batcher.close(10)
     assert sum(counters.batches) == 3

@@ -23,8 +23,8 @@ from serving.metrics import layout
 from serving.metrics.reading import VersionNumbers, find_block
 from serving.settings import Settings
 from tests.fakes import IDENTITY, FakeServable, ManualClock, identity, table
+from tests.unit.serving.data.http_calls import INFER, PREDICT, v2
 from tests.unit.serving.data.rig import Plane, Served, small, until
-from tests.unit.serving.data.test_http_data import INFER, PREDICT, v2
 
 PRIMARY, SHADOW = 3, 5
 MIB = 2**20
@@ -220,18 +220,26 @@ class QuietWorker:
         await until(lambda: self.looks > seen + 6)
 
 
-async def test_a_copy_is_computed_at_last_though_no_request_comes(plane: Plane) -> None:
-    """An idle worker waits 128 times as long as the run that was disturbed, and then goes on."""
+async def first_of_two(
+    plane: Plane, *, took_ms: int, begun: int
+) -> tuple[FakeServable, Shadows[ServedVersion], QuietWorker, ManualClock]:
+    """Offer two copies; the first takes so long, while so many requests begin and end."""
     shadow = shadowed(plane, FakeServable(hold=True))
     clock, worker = ManualClock(), QuietWorker()
     shadows = shadows_of(plane, worker.activity, overlap=1 / 128, clock=clock)
     offer(plane, shadows)
     offer(plane, shadows)
     await until(lambda: shadow.under_way == 1)
-    clock.advance_ms(2)
-    worker.begun = 11
+    clock.advance_ms(took_ms)
+    worker.begun += begun
     shadow.release()
     await until(lambda: results(plane) == {"same": 1})
+    return shadow, shadows, worker, clock
+
+
+async def test_a_copy_is_computed_at_last_though_no_request_comes(plane: Plane) -> None:
+    """An idle worker waits 128 times as long as the run that was disturbed, and then goes on."""
+    shadow, _, worker, clock = await first_of_two(plane, took_ms=2, begun=1)
     await worker.looked_at()
     clock.advance_ms(255)
     await worker.looked_at()
@@ -242,16 +250,7 @@ async def test_a_copy_is_computed_at_last_though_no_request_comes(plane: Plane) 
 
 async def test_few_requests_may_come_while_a_copy_is_computed(plane: Plane) -> None:
     """After a run in which two came, the next is made when enough others have come."""
-    shadow = shadowed(plane, FakeServable(hold=True))
-    clock, worker = ManualClock(), QuietWorker()
-    shadows = shadows_of(plane, worker.activity, overlap=1 / 128, clock=clock)
-    offer(plane, shadows)
-    offer(plane, shadows)
-    await until(lambda: shadow.under_way == 1)
-    clock.advance_ms(1)
-    worker.begun = 12
-    shadow.release()
-    await until(lambda: results(plane) == {"same": 1})
+    shadow, shadows, worker, _ = await first_of_two(plane, took_ms=1, begun=2)
     worker.begun = 265
     await worker.looked_at()
     assert (shadows.waiting, len(shadow.runs)) == (1, 1)

@@ -13,8 +13,8 @@ from registry.lifecycle import State
 from registry.traffic import Share, Traffic
 from serving.metrics.page import MetricsMemory
 from serving.settings import Settings
+from tests.unit.serving.data.http_calls import INFER, PREDICT, error_of, v2
 from tests.unit.serving.data.rig import Connection, Plane, Served, serve
-from tests.unit.serving.data.test_http_data import INFER, PREDICT, error_of, v2
 
 BODY = b'{"instances":[[1,2,3,4]]}'
 HEAD = b"POST %s HTTP/1.1\r\nhost: t\r\ncontent-length: %d\r\n%s\r\n"

@@ -1,30 +1,21 @@
-"""Talks to a running server over HTTP, so that the command line and scripts need not.
-
-``AdminClient`` speaks the admin plane, ``DataClient`` the data plane. Both are synchronous and may
-be used from several threads. Every failure is a ClientError whose message a person can act on.
-"""
+"""Speaks the admin plane of a running server: what exists, what is loaded, where requests go."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 from urllib.parse import quote
 
-import httpx
-
-from serving.client.connection import READ_TIMEOUT_S, Document, Http, document_of
+from serving.client.connection import READ_TIMEOUT_S, Document, Http, PlaneClient, document_of
 from serving.client.errors import ClientError, ServerUnreachable
 
-DATA_URL: Final = "http://127.0.0.1:8080"
 ADMIN_URL: Final = "http://127.0.0.1:8081"
 ADMIN_TOKEN_VARIABLE: Final = "RAMRACK_ADMIN_TOKEN"  # noqa: S105 - the variable's name
-DATA_TOKEN_VARIABLE: Final = "RAMRACK_TOKEN"  # noqa: S105 - the variable's name
-# Of no object: asking for it only shows whether this client may push.
 # A smaller object is sent again as soon as it is asked for.
 RESUMED_BYTES: Final = 8 << 20
+# Of no object: asking for it only shows whether this client may push.
 _NO_OBJECT: Final = "sha256:" + "0" * 64
 # A load is first waited for inside its own request, so that a short one costs one round trip.
 FIRST_WAIT_S: Final = 1.0
@@ -33,26 +24,7 @@ POLL_S: Final = 0.2
 UPGRADE_TIMEOUT_S: Final = 3600.0
 
 
-class _Client:
-    def __init__(self, http: Http) -> None:
-        self.http = http
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.http.close()
-
-    def _get(self, path: str, **params: str | int) -> Document:
-        return document_of(self.http.call("GET", path, params=params or None))
-
-
-class AdminClient(_Client):
+class AdminClient(PlaneClient):
     """The admin plane: what exists, what is loaded, where requests go."""
 
     @classmethod
@@ -371,57 +343,8 @@ class AdminClient(_Client):
         )
 
 
-class DataClient(_Client):
-    """The data plane: predictions and what is needed to make one."""
-
-    @classmethod
-    def connect(
-        cls,
-        url: str = DATA_URL,
-        token: str = "",
-        *,
-        before_request: Callable[[], None] | None = None,
-    ) -> DataClient:
-        """Return a client of the data plane at ``url``, as AdminClient.connect does."""
-        return cls(
-            Http(
-                url,
-                token,
-                token_variable=DATA_TOKEN_VARIABLE,
-                before_request=before_request,
-                plane="data plane",
-                address_from="--url or RAMRACK_URL",
-            )
-        )
-
-    def metadata(self, name: str, selector: str = "") -> Document:
-        """Return inputs and outputs of a version; ``selector``: number, alias or the route."""
-        return self._get(_data_path(name, selector))
-
-    def infer(
-        self, name: str, selector: str, body: Document, routing_key: str = ""
-    ) -> httpx.Response:
-        """Predict in the V2 form; of a split, by the version that ``routing_key`` belongs to."""
-        path = f"{_data_path(name, selector)}/infer"
-        return self.http.call("POST", path, json=body, headers=_key(routing_key))
-
-    def predict(
-        self, name: str, selector: str, body: Document, routing_key: str = ""
-    ) -> httpx.Response:
-        """Predict in the V1 form, ``instances`` or ``inputs``; ``routing_key``: as in infer."""
-        path = f"/v1/models/{quote(name, safe='')}"
-        if selector:
-            kind = "versions" if selector.isdigit() else "labels"
-            path += f"/{kind}/{quote(selector, safe='')}"
-        return self.http.call("POST", f"{path}:predict", json=body, headers=_key(routing_key))
-
-
 def _guard(if_match: str | None) -> dict[str, str]:
     return {"if-match": if_match} if if_match else {}
-
-
-def _key(routing_key: str) -> dict[str, str]:
-    return {"x-routing-key": routing_key} if routing_key else {}
 
 
 def _list(document: Document, key: str) -> list[Document]:
@@ -437,11 +360,6 @@ def _model(name: str) -> str:
 
 def _version(name: str, version: int) -> str:
     return f"{_model(name)}/versions/{version}"
-
-
-def _data_path(name: str, selector: str) -> str:
-    path = f"/v2/models/{quote(name, safe='')}"
-    return f"{path}/versions/{quote(selector, safe='')}" if selector else path
 
 
 def _reason(reason: str) -> dict[str, str]:
