@@ -38,9 +38,10 @@ SHARED = {
     "F22": (1, "ABCDEFGH"),
     "rolling": (1, "ABDEFG"),
 }
-# F9 is left to the bench: it takes half a minute even once.
+# F3 and F4 are tests themselves. F9 is left to the bench: it takes half a minute even once.
 OWN = {
     "F2": (5, "ACDH"),
+    "F5": (1, "ABDEFG"),
     "F6": (3, "ABCDEFGH"),
     "F8": (1, "ABCDEFGH"),
     "F10": (1, "ACH"),

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from onnx import TensorProto
 
 from tests import graphs
 from tests.process.server import (
     RunningServer,
+    infer_body,
     process_exists,
     running_server,
     start_server,
@@ -44,8 +46,8 @@ def restarts_of(server: RunningServer) -> list[int]:
     return [worker["restarts"] for worker in server.workers()]
 
 
-def state_of(server: RunningServer, name: str) -> tuple[str, str]:
-    found = server.expect(server.admin("GET", f"/admin/v1/models/{name}/versions/1"))
+def state_of(server: RunningServer, name: str, version: int = 1) -> tuple[str, str]:
+    found = server.expect(server.admin("GET", f"/admin/v1/models/{name}/versions/{version}"))
     return found["state"], found["reason"]
 
 
@@ -84,17 +86,26 @@ def test_a_version_that_fails_in_the_workers_only_changes_nothing_else(
 
 
 def test_a_version_running_at_three_crashes_is_quarantined(server: RunningServer) -> None:
-    """Each crash costs its own caller only; after the third the version is FAILED."""
-    server.push("crashes-on-run", graphs.id32())
+    """Each crash costs its own caller only; after the third the route goes back by itself."""
+    name = "crashes-on-run"
+    server.push(name, graphs.id32())
+    second = server.push(name, graphs.identity(TensorProto.FLOAT, ("rows", 4)))
+    path = f"/admin/v1/models/{name}/route"
+    split = {"split": [{"version": second, "weight": 100}]}
+    server.expect(server.admin("PUT", path, json=split))
     for _ in range(3):
         server.wait_until_ready()
         with pytest.raises(httpx.TransportError):
-            server.infer("crashes-on-run", [ROW])
-    wait_until(lambda: state_of(server, "crashes-on-run")[0] == "FAILED", 60, "it is quarantined")
-    assert "SIGSEGV" in state_of(server, "crashes-on-run")[1]
+            server.infer(name, [ROW])
+    wait_until(lambda: state_of(server, name, second)[0] == "FAILED", 60, "it is quarantined")
+    assert "SIGSEGV" in state_of(server, name, second)[1]
+    route = server.expect(server.admin("GET", path))
+    assert (route["split"], route["previous"]) == ([{"version": 1, "weight": 100}], None)
+    assert state_of(server, name)[0] == "READY"
     server.wait_until_ready()
     assert is_good_serving(server)
-    assert server.infer("crashes-on-run", [ROW]).status_code == 503
+    asked = f"/v2/models/{name}/versions/{second}/infer"
+    assert server.data("POST", asked, json=infer_body([ROW])).status_code == 503
 
 
 def test_f16_a_run_that_cannot_be_ended_costs_its_worker(server: RunningServer) -> None:
