@@ -19,6 +19,7 @@ DEFAULT_RETAIN: Final = 10
 RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "max_concurrency": (1, 1_000_000),
     "queue_rows": (1, 100_000_000),
+    "queue_ms": (0, 3_600_000),
     "priority": (-100, 100),
     "max_run_s": (0.01, 604_800),
     "timeout_ms": (1, 3_600_000),
@@ -33,13 +34,15 @@ class ModelSettings:
     """What is set for one model.
 
     ``max_concurrency``: requests of the model in one worker at once. ``queue_rows``: rows that wait
-    in one worker. ``priority``: higher goes first where run slots are short, default 0.
+    in one worker. ``queue_ms``: milliseconds of work that wait in one worker, 0: no bound in time.
+    ``priority``: higher goes first where run slots are short, default 0.
     ``batching``: False: requests never share a run. ``retain``: how many old versions are kept
     that are not loaded, default DEFAULT_RETAIN.
     """
 
     max_concurrency: int | None = None
     queue_rows: int | None = None
+    queue_ms: int | None = None
     priority: int | None = None
     batching: bool | None = None
     max_run_s: float | None = None

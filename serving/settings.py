@@ -119,6 +119,14 @@ class Settings:
     queue_rows: int = _setting(
         4096, "Rows that may wait for one version in one worker; more are refused with 429.", low=1
     )
+    queue_ms: int = _setting(
+        1000,
+        "Milliseconds of work that may wait for one version in one worker, by how fast its queue "
+        "was worked off so far; more is refused with 429. 16 requests may wait in any case. "
+        "0: only queue_rows bounds what waits.",
+        low=0,
+        high=3_600_000,
+    )
     max_in_flight: int = _setting(
         1024, "Requests that one worker holds at once; more are refused with 429.", low=1
     )

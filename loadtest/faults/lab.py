@@ -289,8 +289,11 @@ def judge_latency(
 
 
 @contextmanager
-def queue_watched(server: FaultServer, watch: Watch) -> Iterator[None]:
-    """Look at the depth of the queues all the while, for ``judge_queues``."""
+def queue_watched(server: FaultServer, watch: Watch | None) -> Iterator[None]:
+    """Look at the depth of the queues all the while, for ``judge_queues``.
+
+    Without a ``watch`` the looks only cost the server what they cost it elsewhere.
+    """
     stop = threading.Event()
 
     def look() -> None:
@@ -300,7 +303,8 @@ def queue_watched(server: FaultServer, watch: Watch) -> Iterator[None]:
                 depth = server.metric("ramrack_queue_depth")
             except httpx.HTTPError:
                 continue
-            watch.deepest_queue = max(watch.deepest_queue, depth)
+            if watch is not None:
+                watch.deepest_queue = max(watch.deepest_queue, depth)
 
     thread = threading.Thread(target=look, name="queue depth")
     thread.start()

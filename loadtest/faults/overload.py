@@ -26,7 +26,7 @@ from loadtest.faults.lab import (
     settled,
 )
 from loadtest.faults.outcome import Outcome
-from loadtest.faults.server import QUEUE_ROWS, FaultServer
+from loadtest.faults.server import FaultServer
 from loadtest.faults.steady import SteadyLoad
 from loadtest.histogram import Latencies
 from loadtest.lab.overload import answered_rate, recovery_s
@@ -42,7 +42,9 @@ _REFUSED_MS: Final = 5.0
 _AS_BEFORE_S: Final = 2.0
 _CLOSED_CONNECTIONS: Final = 16
 _CAPACITY_LOOKS: Final = 3
-# A batch of the size that pays has room; and a second is enough to fill it on any machine.
+# The server's own; what bounds the queue then is queue_ms.
+_DEFAULT_ROWS: Final = 4096
+# A second of too many requests is enough to fill it on any machine.
 _FEW_ROWS: Final = 32
 _LEAST_OVERLOAD: Final = 400.0
 _PROBE_RATE: Final = 20.0
@@ -65,12 +67,7 @@ class _Overload:
 
 def overload(lab: Lab, outcome: Outcome) -> None:
     """Climb from half of what one worker can answer to three times that, ``count`` times."""
-    rows = _FEW_ROWS
-    if lab.is_timed:
-        with _serving(lab, outcome, QUEUE_ROWS) as first:
-            rows = queue_rows_for(_capacity(first))
-        outcome.figures["queue rows"] = rows
-    with _serving(lab, outcome, rows) as doing:
+    with _serving(lab, outcome, _DEFAULT_ROWS if lab.is_timed else _FEW_ROWS) as doing:
         capacity = _capacity(doing)
         if not lab.is_timed:
             capacity = max(capacity, _LEAST_OVERLOAD / _MOST)
@@ -99,14 +96,6 @@ def _serving(lab: Lab, outcome: Outcome, rows: int) -> Iterator[_Overload]:
             )
         server.serve(lab.packages.read(f"{_MODEL}-1"))
         yield _Overload(lab, server, outcome, rows, client_cores)
-
-
-def queue_rows_for(capacity: float) -> int:
-    """Return how many may wait where so many a second are answered: a second's work.
-
-    A full queue is behind by all of it, and has to be as before within two seconds.
-    """
-    return min(QUEUE_ROWS, max(_FEW_ROWS, int(capacity)))
 
 
 def _filled(doing: _Overload) -> Footprint:
@@ -172,7 +161,9 @@ async def _closed(port: int, connections: int, seconds: float) -> float:
 
 def _climb(doing: _Overload, capacity: float) -> None:
     lab, server, outcome = doing.lab, doing.server, doing.outcome
-    goodputs = {0.0: capacity}
+    # Beside all that looks on at every step, which takes a share of the server's core.
+    with _probed(doing), queue_watched(server, None):
+        goodputs = {0.0: _capacity(doing) if lab.is_timed else capacity}
     for step in _STEPS if lab.is_timed else (_STEPS[0], _MOST):
         with _probed(doing) as probes:
             samples = _at(doing, step * capacity)

@@ -69,6 +69,8 @@ class BatchLimits:
 
     ``run_slots``: runs under way at once. ``max_delay_ms``: how long the first request may wait for
     others to share its run; 0: only for what arrives with it. ``is_merging``: requests may share.
+    ``queue_ms``: milliseconds of work that may wait, by the pace so far; 0: only ``queue_rows``
+    bounds what waits.
     """
 
     queue_rows: int
@@ -77,6 +79,7 @@ class BatchLimits:
     run_slots: int = 1
     max_delay_ms: float = 0.0
     is_merging: bool = True
+    queue_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from serving.data.batch_terms import (
     Policy,
     Unmeasured,
 )
+from serving.data.queue_pace import QueuePace
 from serving.data.run_policy import FLUSH_NS
 from serving.data.run_pool import PriorityExecutor
 from serving.data.run_slots import Run, RunSlots
@@ -42,6 +43,9 @@ NS_PER_MS: Final = 1_000_000
 # Deadlines that lie closer together than this are looked at together.
 _DEADLINE_STEP_NS: Final = NS_PER_MS
 _NEVER_NS: Final = 2**63
+# So many requests may wait however slow a version is: a pace that is not known yet, or was measured
+# in a bad moment, corrects itself only by runs.
+ALWAYS_REQUESTS: Final = 16
 
 
 class Batcher:
@@ -49,8 +53,9 @@ class Batcher:
 
     Guarantees: every submit ends exactly once, with its own rows, an error, or its cancellation;
     arrival order is kept within a shape, and the oldest request always leads the next batch; the
-    queue never holds more than ``queue_rows`` rows (one larger request may wait alone); work
-    whose caller left or whose deadline passed is not computed. Event-loop thread only.
+    queue never holds more than ``queue_rows`` rows (one larger request may wait alone), nor more
+    than is worked off in ``queue_ms`` once its pace is known; work whose caller left or whose
+    deadline passed is not computed. Event-loop thread only.
     """
 
     def __init__(
@@ -77,6 +82,10 @@ class Batcher:
         self._clock = clock
         self._outputs = {spec.name: i for i, spec in enumerate(servable.signature.outputs)}
         self._queue = BatchQueue()
+        # Whether a single row was refused and the queue has not become shorter since.
+        self.is_full = False
+        self._pace = QueuePace()
+        self._room_rows = limits.queue_rows
         self._slots = RunSlots(
             self,
             servable,
@@ -104,6 +113,7 @@ class Batcher:
     def apply(self, limits: BatchLimits, *, priority: int = 0) -> None:
         """Take new bounds, from the next submit and the next run on; higher priority runs first."""
         self._limits = limits
+        self._measure_room()
         self._is_merging = self._may_merge()
         if isinstance(self._executor, PriorityExecutor):
             self._executor.priority = priority
@@ -143,13 +153,9 @@ class Batcher:
         deadline_ns, rows = member.deadline_ns, member.rows
         if now_ns >= deadline_ns:
             raise DeadlineExpired(f"the deadline passed before {self._name} was asked")
-        queue, limit = self._queue, self._limits.queue_rows
-        # Where nothing waits, a request larger than the whole queue may, or it never could.
-        if queue.requests and queue.rows + (rows or 1) > limit:
-            raise QueueFull(
-                f"queue full: {queue.rows} of {limit} rows for {self._name}, "
-                f"no room for {rows} more"
-            )
+        queue = self._queue
+        if queue.rows + (rows or 1) > self._room_rows and queue.requests:
+            self.refuse_full(rows)
         member.submitted_ns = now_ns
         member.is_over = False
         queue.add(member)
@@ -157,6 +163,35 @@ class Batcher:
             self._earliest_ns = deadline_ns
         if not self._is_woken or self._delay is not None:
             self._wake()
+
+    def refuse_full(self, rows: int = 1) -> None:
+        """Raise QueueFull where ``rows`` more may not wait now."""
+        queue, limits = self._queue, self._limits
+        after = queue.rows + (rows or 1)
+        self.is_full = False
+        # Where nothing waits, a request larger than the whole queue may, or it never could.
+        if after <= self._room_rows or not queue.requests:
+            return
+        if after > limits.queue_rows:
+            why = f"{queue.rows} of {limits.queue_rows} rows for {self._name}"
+        elif queue.requests >= ALWAYS_REQUESTS:
+            why = (
+                f"{queue.rows} rows wait for {self._name}, which works off {self._room_rows} in "
+                f"queue_ms {limits.queue_ms}"
+            )
+        else:
+            return
+        # The next one is told so before its body is read.
+        self.is_full = rows <= 1
+        raise QueueFull(f"queue full: {why}, no room for {rows} more")
+
+    def _measure_room(self) -> None:
+        limits = self._limits
+        self.is_full = False
+        self._room_rows = limits.queue_rows
+        if limits.queue_ms:
+            in_time = self._pace.rows_within(limits.queue_ms * NS_PER_MS)
+            self._room_rows = min(in_time, limits.queue_rows)
 
     def drop(self, member: Member) -> None:
         """Forget a submit whose caller left: it is not computed any more, nor told anything."""
@@ -197,6 +232,7 @@ class Batcher:
         self._tell_idle()
 
     def _show_depth(self) -> None:
+        self.is_full = False
         rows = self._queue.rows
         self._counters.queue_depth = rows
         self._is_depth_shown = rows > 0
@@ -364,9 +400,13 @@ class Batcher:
         members, rows = run.members, run.rows
         input_ns, infer_ns, output_ns, cpu_ns, missing, unseen = timing
         self._counters.batch_done(rows, infer_ns, input_ns, output_ns, cpu_ns, missing, unseen)
+        run_ns = input_ns + infer_ns + output_ns
         if rows:
-            run_ns = input_ns + infer_ns + output_ns
             self._policy.measured(members[0].key, len(members), rows, run_ns)
+        waiting = self._queue.requests
+        self._pace.worked_off(run.started_ns + run_ns, rows or 1, is_backlogged=waiting > 0)
+        if waiting:
+            self._measure_room()
         # Who has a run alone is counted before the answer is sent, so that the client finds it
         # counted; those who share one are counted together, once all are told.
         is_shared = len(members) > 1

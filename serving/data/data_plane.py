@@ -18,12 +18,11 @@ from registry.ident import check_model_name
 from registry.serving_map import ServingMap, VersionView
 from serving.codec import v2
 from serving.data.call import Answer, InferCall, Pending, Protocol, RequestHead, routing_key
-from serving.data.model_gate import ModelFull
 from serving.data.refusal import InFlightFull, error_answer, reason_of
 from serving.data.request import Decoded, OnAnswered, Request
 from serving.data.served import ServedVersion, version_headers
 from serving.data.shadows import Activity, Shadows
-from serving.errors import status_of
+from serving.errors import QueueFull, status_of
 from serving.metrics.page import PlaneCounters
 from serving.settings import Settings
 
@@ -117,13 +116,16 @@ class DataPlane:
             return _OVER
         gate = version.gate
         try:
+            # What a cache may have needs no place in the queue.
+            if version.batcher.is_full and version.cache is None:
+                version.batcher.refuse_full()
             if gate.limit is None:
                 gate.in_flight += 1
             else:
                 gate.enter()
-        except ModelFull as error:
+        except QueueFull as error:
             uses.end()
-            self.plane_counters.rejected("max_concurrency")
+            self.plane_counters.rejected(reason_of(error) or "")
             version.counters.request_refused(429)
             done(error_answer(error, call.own_head(), version.headers))
             return _OVER

@@ -70,6 +70,7 @@ class ServedVersion:
         limits = replace(
             self.batcher.limits,
             queue_rows=_or(model.queue_rows, server.queue_rows),
+            queue_ms=_or(model.queue_ms, server.queue_ms),
             max_run_s=_or(model.max_run_s, server.max_run_s),
             max_batch_rows=server.max_batch_rows,
             max_delay_ms=server.max_queue_delay_ms,

@@ -253,6 +253,7 @@ class Worker:
                 is_batchable=version.inspection.is_batchable,
                 limits=BatchLimits(
                     queue_rows=settings.queue_rows,
+                    queue_ms=settings.queue_ms,
                     max_batch_rows=settings.max_batch_rows,
                     max_run_s=settings.max_run_s,
                 ),

@@ -15,7 +15,6 @@ from loadtest.bench.faults import FAULTS
 from loadtest.faults.echo import Answer, Question, Sample
 from loadtest.faults.footprint import ROUGH, STRICT, Footprint, footprint, quiet_footprint
 from loadtest.faults.outcome import BROKEN, HEADER, HELD, NOT_JUDGED, Outcome, table
-from loadtest.faults.overload import queue_rows_for
 from loadtest.faults.server import ended_of
 from loadtest.faults.steady import CLOSED, REFUSED, TIMED_OUT
 from loadtest.faults.worker_deaths import Death, connections_of
@@ -143,12 +142,6 @@ def test_a_footprint_is_taken_once_freed_memory_was_given_back():
         rested = quiet_footprint(lambda: [process.pid], rest_s=1.5)
         process.communicate(b"\n")
     assert full.memory_bytes - rested.memory_bytes > 31 << 20
-
-
-@pytest.mark.parametrize(("capacity", "rows"), [(9.5, 32), (117.3, 117), (1000.0, 256)])
-def test_a_queue_holds_a_second_of_work(capacity, rows):
-    """At least a batch, at most what all other faults have."""
-    assert queue_rows_for(capacity) == rows
 
 
 def test_one_broken_look_breaks_the_rule():

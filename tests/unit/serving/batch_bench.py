@@ -26,6 +26,7 @@ class Bench:
         queue_rows: int = 256,
         max_batch_rows: int = 32,
         max_run_s: float = 60.0,
+        queue_ms: int = 0,
         policy: Policy | None = None,
     ) -> None:
         self.servable = servable or FakeServable()
@@ -36,7 +37,7 @@ class Bench:
             self.servable,
             name="fraud/3",
             is_batchable=is_batchable,
-            limits=BatchLimits(queue_rows, max_batch_rows, max_run_s),
+            limits=BatchLimits(queue_rows, max_batch_rows, max_run_s, queue_ms=queue_ms),
             counters=self.counters,
             executor=self.executor,
             policy=policy,

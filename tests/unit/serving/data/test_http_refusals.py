@@ -201,6 +201,27 @@ async def test_a_full_queue_is_a_429_with_retry_after(
     assert [(await task).status_code for task in inside] == [200, 200]
 
 
+async def test_a_full_queue_refuses_before_the_body_is_looked_at(
+    plane: Plane, client: httpx.AsyncClient
+) -> None:
+    """What is refused in an overload must cost as little as can be, and is counted all the same."""
+    servable = FakeServable(hold=True)
+    version = plane.add(servable=servable, limits=BatchLimits(2, 32, 60.0))
+    inside = [asyncio.create_task(client.post(INFER, json=v2(0)))]
+    await asyncio.to_thread(servable.entered.wait, 5)
+    inside.append(asyncio.create_task(client.post(INFER, json=v2(1, 2))))
+    await until(lambda: version.counters.queue_depth == 2)
+    assert (await client.post(INFER, content=b"{")).status_code == 400
+    assert (await client.post(INFER, json=v2(3))).status_code == 429
+    response = await client.post(INFER, content=b"{")
+    assert (response.status_code, response.headers["retry-after"]) == (429, "1")
+    assert error_of(response).startswith("queue full: 2 of 2 rows for fraud/3")
+    servable.release()
+    assert [(await task).status_code for task in inside] == [200, 200]
+    assert (await client.post(INFER, content=b"{")).status_code == 400
+    assert (await client.post(INFER, json=v2(3))).status_code == 200
+
+
 @pytest.mark.parametrize("where", ["header", "parameter", "both"])
 async def test_a_deadline_that_passes_is_a_504(
     plane: Plane, client: httpx.AsyncClient, where: str
