@@ -72,8 +72,11 @@ class Settings:
         "", "Further names that the Host header of the admin plane may carry, comma between them."
     )
     workers: int = _setting(
-        0, "Worker processes. 0: one for each usable core, at most 8.", low=0, high=256
-    )
+        0,
+        "Worker processes. 0: one for each usable core, or for each threads_per_worker of them, at "
+        "most 8.",
+        low=0, high=256,
+    )  # fmt: skip
     threads_per_worker: int = _setting(
         0, "Threads of one run inside a worker. 0: usable cores divided by workers.",
         low=0, high=1024,

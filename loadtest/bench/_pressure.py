@@ -42,7 +42,7 @@ def overload(bed: Bed) -> None:
     load = encoder_load(bed, 32)
     run_ms = bed.closed(load, 1, 1.0).p50_ms
     goodputs, rejects, recoveries, note = [], [], [], ""
-    for _ in range((bed.rounds + 1) // 2):
+    for _ in range(bed.rounds):
         peak = bed.closed(load, 16, max(3.0, bed.seconds)).rate
         seen, recovered_s = _overloaded(bed, load, peak)
         goodputs.append(seen["answered_rate_while_sent"] / peak)

@@ -26,6 +26,7 @@ _SCENARIOS: Final[dict[str, Callable[[Bed], None]]] = {
     "one-row": _throughput.one_row,
     "many-rows": _throughput.many_rows,
     "recommender": _throughput.recommender,
+    "mix": _throughput.mix,
     "encoder": _encoder.encoder,
     "others": _encoder.others,
     "half-load": _pressure.half_load,

@@ -31,7 +31,7 @@ class PackedInput:
 
 # The inputs (compared by identity), the rows, and the row-major bytes of each input. A plain tuple:
 # one is made for each request.
-PackedRows: TypeAlias = tuple[tuple[PackedInput, ...], int, list[bytes]]
+PackedRows: TypeAlias = tuple[tuple[PackedInput, ...], int, list[bytes | memoryview]]
 Inputs: TypeAlias = Mapping[str, Array] | PackedRows
 _is_whole: Final = attrgetter("is_whole")
 
@@ -66,7 +66,9 @@ def are_whole(requests: Sequence[Inputs]) -> bool:
     return isinstance(first, tuple) and all(map(_is_whole, first[0]))
 
 
-def _arrays(layout: tuple[PackedInput, ...], rows: int, parts: Sequence[bytes]) -> dict[str, Array]:
+def _arrays(
+    layout: tuple[PackedInput, ...], rows: int, parts: Sequence[bytes | memoryview]
+) -> dict[str, Array]:
     return {
         one.name: np.ndarray((rows, *one.rest), one.dtype, part)
         for one, part in zip(layout, parts, strict=True)

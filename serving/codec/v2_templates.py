@@ -33,6 +33,9 @@ _CODES: Final = {
 _FLOATS: Final = frozenset({"FP32", "FP64"})
 _MAX_TEMPLATES: Final = 64
 _MAX_TEXT_BYTES: Final = 4096
+_IN_PLACE_BYTES: Final = 16 * 1024
+# Of the widest number; what a bytes object holds begins at a multiple of it.
+_ALIGNMENT: Final = 8
 
 
 class Template(Generic[C]):
@@ -56,7 +59,7 @@ class Template(Generic[C]):
 
     def packed(self, lists: Sequence[bytes]) -> PackedRows | None:
         """Return the inputs whose lists of data are these texts, or None."""
-        parts = []
+        parts: list[bytes | memoryview] = []
         for text, pack in zip(lists, self.packs, strict=True):
             part = pack(text)
             if part is None:
@@ -195,10 +198,14 @@ class BinaryHeads(Generic[C]):
         if known is None:
             return None
         call, layout, rows, sizes = known
-        parts = []
+        parts: list[bytes | memoryview] = []
         start = json_bytes
         for size in sizes:
-            parts.append(body[start : start + size])
+            # A large tensor stays where it is, as ``binary.from_bytes`` leaves it; of a small one a
+            # copy costs less than a view.
+            is_in_place = size >= _IN_PLACE_BYTES and not start % _ALIGNMENT
+            source = memoryview(body) if is_in_place else body
+            parts.append(source[start : start + size])
             start += size
         # Too few or too many bytes: the long way says so.
         return (call, (layout, rows, parts)) if start == len(body) else None

@@ -178,7 +178,7 @@ class Request(Member):
         key = key_of(name, version.digest, arrays_of(self.inputs), outputs)
         kept = cache.get(key)
         lookup_ns = self._owner.clock() - start_ns
-        version.counters.cache_asked(lookup_ns, is_hit=kept is not None)
+        version.counters.cache_asked(lookup_ns, self.rows, is_hit=kept is not None)
         if kept is None:
             self._cache_key = key
             return False

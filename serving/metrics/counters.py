@@ -158,9 +158,11 @@ class VersionCounters:
         cells[INFER_NS] = self._infer_ns = self._infer_ns + infer_ns * count
         cells[OUTPUT_NS] = self._output_ns = self._output_ns + output_ns * count
 
-    def cache_asked(self, lookup_ns: int, *, is_hit: bool) -> None:
-        """Count a look into the response cache; a hit is answered without a run."""
+    def cache_asked(self, lookup_ns: int, rows: int, *, is_hit: bool) -> None:
+        """Count a look into the response cache; a hit is answered without a run of its rows."""
         cells = self._cells
+        if is_hit:
+            cells[layout.CACHE_HIT_ROWS] += rows
         cells[(layout.CACHE_HITS if is_hit else layout.CACHE_MISSES)] += 1
         cells[(layout.CACHE_HIT_NS if is_hit else layout.CACHE_MISS_NS)] += lookup_ns
 

@@ -118,7 +118,7 @@ def statistics(regions: Sequence[memoryview[int]], model: str, version: int) -> 
         "name": model,
         "version": str(version),
         "last_inference": cells[layout.LAST_INFERENCE_NS] // 1_000_000,
-        "inference_count": cells[layout.ROWS],
+        "inference_count": max(cells[layout.ROWS] - cells[layout.CACHE_HIT_ROWS], 0),
         "execution_count": sum(runs),
         "inference_stats": {
             "success": _duration(success, duration_ns - cells[layout.FAIL_NS]),

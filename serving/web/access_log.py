@@ -43,6 +43,14 @@ class AccessLog:
         self, request_id: str, client: str, method: str, path: str, status: int, duration_s: float
     ) -> None:
         """Log a request, or count it as left out. ``status`` 0: there was no answer."""
+        skipped = -1
+        if self._lines_per_s is not None:
+            kind = int(status >= _FIRST_ERROR or not status)
+            # First of all: most requests of a busy server are left out.
+            if not self._has_room(kind, self._lines_per_s):
+                self._skipped[kind] += 1
+                return
+            skipped, self._skipped[kind] = self._skipped[kind], 0
         extra = {
             "request_id": request_id,
             "client": client,
@@ -51,13 +59,8 @@ class AccessLog:
             "status": status,
             "duration_ms": round(duration_s * 1000, 3),
         }
-        if self._lines_per_s is not None:
-            kind = int(status >= _FIRST_ERROR or not status)
-            if not self._has_room(kind, self._lines_per_s):
-                self._skipped[kind] += 1
-                return
-            extra["skipped"] = self._skipped[kind]
-            self._skipped[kind] = 0
+        if skipped >= 0:
+            extra["skipped"] = skipped
         _log.info("request", extra=extra)
 
     def _has_room(self, kind: int, lines_per_s: int) -> bool:

@@ -36,9 +36,10 @@ class WorkerPlan:
         if wanted <= usable_cores:
             return ""
         return (
-            f"{self.workers} workers with {self.threads} threads each want {wanted} cores and "
+            f"{self.workers} worker{'s' * (self.workers > 1)} with {self.threads} "
+            f"thread{'s' * (self.threads > 1)} each want {wanted} cores and "
             f"{usable_cores} are usable, so runs wait for one another: leave workers or "
-            "threads_per_worker at 0"
+            "threads_per_worker at 0, or ask for fewer"
         )
 
 
@@ -47,12 +48,13 @@ def plan_workers(
 ) -> WorkerPlan:
     """Return the plan for ``usable_cores`` of ``cores``, each given as its processors.
 
-    ``workers`` and ``threads`` of 0 are chosen so that together they never exceed the cores.
+    ``workers`` and ``threads`` of 0 are chosen so that together they never exceed the cores, as far
+    as what the other one is set to allows it.
     Slots are pinned only where each can have cores of its own *and* no CPU quota is below the
     affinity: under a quota the scheduler must stay free to use whichever core is idle. A slot gets
     all hardware threads of its cores: what does not compute runs on the second one.
     """
-    workers = workers or min(usable_cores, MAX_DEFAULT_WORKERS)
+    workers = workers or max(1, min(usable_cores // (threads or 1), MAX_DEFAULT_WORKERS))
     threads = threads or max(1, usable_cores // workers)
     own = sorted(tuple(core) for core in cores)
     owns_cores = workers * threads <= len(own) <= usable_cores

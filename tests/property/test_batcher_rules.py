@@ -93,6 +93,36 @@ class BatcherMachine(RuleBasedStateMachine):
             policy=self.policy,
             clock=self.clock,
         )
+        self.told_too_much: list[Any] = []
+        self.watch_outcomes()
+
+    def watch_outcomes(self) -> None:
+        """Note what is told twice, or after its caller left: a caller's future would hide both."""
+        enqueue = self.batcher.enqueue
+
+        def watched(
+            inputs: Any, rows: int, outputs: Any, deadline_ns: int, done: Any, key: Any = None
+        ) -> Any:
+            outcomes = []
+
+            def told(outcome: Any) -> None:
+                outcomes.append(outcome)
+                if len(outcomes) > 1 or member in self.left:
+                    self.told_too_much.append(outcomes)
+                done(outcome)
+
+            member = enqueue(inputs, rows, outputs, deadline_ns, told, key)
+            return member
+
+        drop = self.batcher.drop
+
+        def dropped(member: Any) -> None:
+            self.left.add(member)
+            drop(member)
+
+        self.left: set[Any] = set()
+        self.batcher.enqueue = watched
+        self.batcher.drop = dropped
 
     def compute(self, inputs: Mapping[str, Array]) -> list[Array]:
         """Fail where a row is poisoned, or where the test said so; else give everything back."""
@@ -218,6 +248,10 @@ class BatcherMachine(RuleBasedStateMachine):
         statistics = self.batcher.statistics()
         assert statistics.queued_rows == self.counters.queue_depth >= 0
         assert statistics.queued_rows <= QUEUE_ROWS or statistics.queued_requests == 1
+
+    @invariant()
+    def nobody_is_told_twice(self) -> None:
+        assert self.told_too_much == []
 
     @invariant()
     def what_ended_ended_rightly(self) -> None:

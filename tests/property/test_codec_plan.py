@@ -16,6 +16,7 @@ from models.servable import numpy_dtype
 from models.signature import DATATYPES, Signature, TensorSpec
 from registry.errors import InvalidInput
 from serving.codec import v2
+from serving.codec.packed_rows import arrays_of, joined
 from serving.codec.v2_plan import V2Plan
 
 pytestmark = pytest.mark.slow
@@ -211,6 +212,30 @@ def test_a_known_head_takes_any_bytes(
     for body in (head + good, head + tail[: max(0, sum(sizes) + surplus)]):
         wanted = outcome(partial(v2.decode_infer, body, len(head), signature))
         assert outcome(partial(plan.decode, body, len(head))) == wanted
+
+
+@pytest.mark.parametrize("rows", [1, 1000])
+@pytest.mark.parametrize("padding", range(8))
+def test_a_large_tensor_behind_a_known_head_is_not_copied(rows: int, padding: int) -> None:
+    """Where it lies aligned it shares the body's memory; the numbers are right in any place."""
+    spec = TensorSpec("x", "FP64", (-1, 4))
+    plan = V2Plan(Signature((spec,), (spec,)), "m", 1)
+    numbers = np.arange(rows * 4, dtype=np.float64).reshape(rows, 4)
+    item = {"name": "x", "datatype": "FP64", "shape": [rows, 4],
+            "parameters": {"binary_data_size": numbers.nbytes}}  # fmt: skip
+    head = json.dumps({"inputs": [item]}).encode() + b" " * padding
+    body = head + numbers.tobytes()
+    plan.decode(body, len(head))
+    read = plan.read_binary(body, len(head))
+    assert read is not None
+    found = arrays_of(read[1])["x"]
+    assert np.array_equal(found, numbers)
+    assert found.flags.aligned
+    is_large_and_aligned = rows > 1 and not len(head) % 8
+    assert np.shares_memory(found, np.frombuffer(body, np.uint8)) is is_large_and_aligned
+    both = joined([read[1], read[1]])
+    assert both is not None
+    assert np.array_equal(both["x"], np.concatenate([numbers, numbers]))
 
 
 def test_columns_that_follow_as_bytes_are_no_table() -> None:

@@ -12,12 +12,16 @@ def single(count: int) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("cores", range(1, 33))
 @pytest.mark.parametrize("quota", [1, 2, 3, 8])
-@pytest.mark.parametrize("workers", [0, 1, 2, 5])
-def test_d01_defaults_stay_within_the_usable_cores(cores: int, quota: int, workers: int) -> None:
+@pytest.mark.parametrize(
+    ("workers", "threads"), [(0, 0), (1, 0), (2, 0), (5, 0), (0, 1), (0, 2), (0, 3)]
+)
+def test_d01_defaults_stay_within_the_usable_cores(
+    cores: int, quota: int, workers: int, threads: int
+) -> None:
     """Workers times threads never exceed what affinity and quota leave, unless asked for."""
     usable = min(cores, quota)
-    plan = plan_workers(single(cores), usable, workers)
-    assert plan.workers * plan.threads <= max(usable, workers)
+    plan = plan_workers(single(cores), usable, workers, threads)
+    assert plan.workers * plan.threads <= max(usable, workers, threads)
     assert plan.threads >= 1
     assert len(plan.cpus) == plan.workers
 

@@ -271,9 +271,12 @@ async def test_an_equal_request_is_answered_from_the_cache(plane: Plane) -> None
     (answer,) = again.answers
     assert answer.body == first.answers[0].body.replace(b'"id":"a"', b'"id":"b"')
     assert servable.run_rows == [1]
-    stats = plane.memory.statistics("fraud", 3)["inference_stats"]
+    found = plane.memory.statistics("fraud", 3)
+    stats = found["inference_stats"]
     assert (stats["success"]["count"], stats["compute_infer"]["count"]) == (2, 1)
     assert (stats["cache_hit"]["count"], stats["cache_miss"]["count"]) == (1, 1)
+    # Rows and runs that were computed: an answer that was kept is neither.
+    assert (found["inference_count"], found["execution_count"]) == (1, 1)
     cells = find_block(plane.memory.region(0), ("fraud", 3))
     assert cells is not None
     assert (cells[layout.ROWS], cells[layout.CACHE_HITS]) == (2, 1)
