@@ -8,7 +8,7 @@ from loadtest.bench._throughput import fraud_rows
 from loadtest.lab.bed import Bed, warm
 from loadtest.lab.bodies import as_json, tokens
 from loadtest.lab.claims import Target, ratios
-from loadtest.lab.generators import Load, Measured, background_load, open_loop
+from loadtest.lab.generators import Load, Measured, background_load
 from loadtest.lab.processes import LabFailed
 
 LENGTHS = (32, 128)
@@ -54,13 +54,9 @@ def others(bed: Bed) -> None:
     for _ in range(bed.rounds):
         run_ms = bed.closed(heavy, 1, 1.0).p50_ms
         with background_load(heavy, 2, bed.client_cores, bed.work):
-            beside = open_loop(small, 50, max(2.0, bed.seconds), bed.client_cores)
-        if beside["p99_ms"] is None:
-            raise LabFailed(f"the small model was not answered: {beside['errors']}")
+            beside = bed.open(small, 50, "small model beside the encoder")
         tails.append(beside["p99_ms"] / run_ms)
         note = f"one run {run_ms:.1f} ms, the small model's p99 {beside['p99_ms']:.1f} ms"
-        if not beside["valid"]:
-            bed.findings.late("small model beside the encoder: the generator was late")
     bed.findings.claim(
         "a small model's p99 beside a busy encoder, by one run of the encoder", Target("<=", 0.5),
         tails, note,
@@ -79,8 +75,6 @@ def _half_load(bed: Bed, load: Load, peak: float) -> list[float]:
         seen = []
         for is_on in (True, False):
             bed.ours.set_batching("encoder", is_on=is_on)
-            seen.append(open_loop(load, peak / 2, max(2.0, bed.seconds), bed.client_cores))
-        if not all(each["valid"] for each in seen):
-            bed.findings.late("encoder at half load: the generator was late")
+            seen.append(bed.open(load, peak / 2, "encoder at half load"))
         tails.append(seen[0]["p99_ms"] / seen[1]["p99_ms"])
     return tails

@@ -12,7 +12,7 @@ from loadtest.lab.bodies import as_json
 from loadtest.lab.claims import Target
 from loadtest.lab.generators import Load, background_load, open_loop, open_loop_command
 from loadtest.lab.overload import answered_rate, recovery_s
-from loadtest.lab.processes import LabFailed, on_cores
+from loadtest.lab.processes import on_cores
 from loadtest.samples import read_samples
 
 _PROBE_RATE: Final = 20.0
@@ -26,11 +26,12 @@ def half_load(bed: Bed) -> None:
     values, note = [], ""
     for _ in range(bed.rounds):
         peak = bed.closed(load, 64).rate
-        seen = _open(bed, load, peak / 2, "open loop at half of the peak")
+        seen = bed.open(load, peak / 2, "open loop at half of the peak")
         values.append(seen["p99_ms"] / seen["p50_ms"])
         note = (
             f"peak {peak:,.0f} req/s, last p50 {seen['p50_ms']} ms, p99 {seen['p99_ms']} ms, "
-            f"{seen['on_time_share']:.1%} of the starts on time"
+            f"{seen['on_time_share']:.1%} of the starts on time, "
+            f"client {seen['client_cpu']:.0%}"
         )
     bed.findings.claim(
         "LightGBM, open loop at half of the peak: p99 by p50", Target("<=", 5.0), values, note
@@ -104,9 +105,9 @@ def neighbours(bed: Bed) -> None:
     ):
         values, note = [], ""
         for _ in range(bed.rounds):
-            alone = _open(bed, good, _GOOD_RATE, name)
+            alone = bed.open(good, _GOOD_RATE, name)
             with background_load(bad, connections, bed.client_cores, bed.work):
-                beside = _open(bed, good, _GOOD_RATE, name)
+                beside = bed.open(good, _GOOD_RATE, name)
             values.append(beside["p99_ms"] / alone["p99_ms"])
             note = f"last p99 alone {alone['p99_ms']} ms, beside it {beside['p99_ms']} ms"
             if beside["failed"]:
@@ -118,12 +119,3 @@ def neighbours(bed: Bed) -> None:
 
 def _small(bed: Bed, model: str) -> Load:
     return bed.load("ramrack", model, bed.body("fraud-1", as_json(fraud_rows(bed, 1))))
-
-
-def _open(bed: Bed, load: Load, rate: float, what: str) -> dict[str, Any]:
-    seen = open_loop(load, rate, max(2.0, bed.seconds), bed.client_cores)
-    if seen["p99_ms"] is None:
-        raise LabFailed(f"{what}: nothing was answered: {seen['errors']}")
-    if not seen["valid"]:
-        bed.findings.late(f"{what}: the generator was late")
-    return seen
