@@ -87,6 +87,15 @@ class Parity:
         }
 
 
+def labels_text(disagreements: int, ties: int) -> str:
+    """Say how many labels differ, those included that a refusal does not count."""
+    total = disagreements + ties
+    text = f"{total} label{'' if total == 1 else 's'} changed"
+    if ties:
+        text += f" ({ties} where the original's best two are within twice the tolerance)"
+    return text
+
+
 def graph_answer(model: onnx.ModelProto | Path, chunk_rows: int = _CHUNK_ROWS) -> Answer:
     """Return what a graph answers, run here by onnxruntime; raises ConversionRefused.
 

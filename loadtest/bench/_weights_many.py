@@ -12,6 +12,7 @@ from loadtest.lab.claims import Target, number
 from loadtest.lab.generators import Load, open_loop
 from loadtest.lab.memory import (
     MB,
+    Held,
     allowed_pss_bytes,
     in_use_bytes,
     private_bytes,
@@ -52,18 +53,22 @@ def distinct(bed: Bed, sizes: Sizes) -> None:
     mib = sizes.mib(TABLE_MIB + OWN_MIB)
     options = ("--memory-budget", f"{sizes.mib(_BUDGET_MIB)}MiB") if sizes.scale < 1 else ()
     with rig(bed, *options, is_core_left=True) as here:
-        admitted, refusal = _fill(here, mib)
+        admitted, refusal, before = _fill(here, mib)
         title = f"{admitted} distinct recommenders of {mib} MiB"
         plan = refusal.get("plan")
         bed.findings.claim(
             f"{title}: the next one is a 507 with the plan", Target(">=", 1, ""),
             [float(bool(plan))], str(refusal.get("error", ""))[:200],
         )  # fmt: skip
+        loaded = here.held()
         ledger = here.server.must("GET", "/memory")
-        budget, committed = (_mb(ledger[f"{each}_bytes"]) for each in ("budget", "committed"))
-        held = _mb(here.held().pss_bytes)
-        bed.findings.say(f"  budget {budget}, committed {committed}, held {held}")
+        told = ", ".join(f"{each} {_mb(ledger[f'{each}_bytes'])}"
+                         for each in ("budget", "committed", "resident", "locked"))  # fmt: skip
+        bed.findings.say(f"  {told}, held {_mb(loaded.pss_bytes)}")
         _tails(here, admitted, title, mib)
+        if admitted:
+            _swap(here, "distinct", pairs(mib, 4), admitted)
+            _gone(here, "distinct", title, admitted, before, loaded)
 
 
 def _many(
@@ -89,7 +94,7 @@ def _many(
     answers = {tuple(here.answer(name, v, tensors)) for v in range(1, len(loads) + 1)}
     findings.claim(f"{title}: different answers", Target(">=", VERSIONS, "answers"),
                    [float(len(answers))])  # fmt: skip
-    _swap(here, name, tensors)
+    _swap(here, name, tensors, len(loads))
     loaded = here.held()
     lines = here.ledger(name)
     in_use, private = in_use_bytes(lines), private_bytes(lines, WORKERS)
@@ -100,22 +105,28 @@ def _many(
         f"{_mb(loaded.pss_bytes)} held (anonymous {_mb(loaded.anonymous_bytes)}); weights in use "
         f"{_mb(in_use)}, all weights {_mb(sum(total))}, private bytes shown {_mb(private)}",
     )  # fmt: skip
-    here.release_route(name)
-    reserved = here.committed_bytes()
-    unloads = [here.unload(name, version) for version in range(1, len(loads) + 1)]
-    after = here.held()
     findings.say(f"  the very first load {first_s:.2f} s, first loads of the others "
-                 f"{_seconds(loads[1:])}, unload {_seconds(unloads)}; {lines[-1].get('mode')}: "
+                 f"{_seconds(loads[1:])}; {lines[-1].get('mode')}: "
                  f"{lines[-1].get('mode_reason')}")  # fmt: skip
+    unloads = _gone(here, name, title, len(loads), before, loaded)
     findings.measured[title] = {
         "sent_bytes": sent, "total_bytes": total, "first_load_s": first_s, "load_s": loads,
         "unload_s": unloads, "pss_bytes": loaded.pss_bytes, "in_use_bytes": in_use,
         "private_bytes": private, "anonymous_bytes": loaded.anonymous_bytes,
     }  # fmt: skip
-    findings.claim(
+
+
+def _gone(here: Rig, name: str, title: str, count: int, before: Held, loaded: Held) -> list[float]:
+    """Unload all versions and judge what they leave; return the seconds of each unload."""
+    here.release_route(name)
+    reserved = here.committed_bytes()
+    unloads = [here.unload(name, version) for version in range(1, count + 1)]
+    reserved -= here.committed_bytes()
+    here.bed.findings.claim(
         f"{title}: left after all were unloaded", Target("<=", 0.02, "of what they took"),
-        [unreleased_share(before, loaded, after, reserved - here.committed_bytes())],
+        [unreleased_share(before, loaded, here.held(), reserved)], f"unload {_seconds(unloads)}",
     )  # fmt: skip
+    return unloads
 
 
 def _load_all(here: Rig, name: str) -> tuple[list[float], str]:
@@ -149,9 +160,9 @@ def _progress(here: Rig, count: int, what: str) -> None:
         here.bed.findings.say(f"  {count} of {VERSIONS} {what}")
 
 
-def _swap(here: Rig, name: str, tensors: Sequence[Tensor]) -> None:
+def _swap(here: Rig, name: str, tensors: Sequence[Tensor], count: int) -> None:
     """Move the route and hold what it answers to what the version answers."""
-    for version in range(1, _SWAPS + 1):
+    for version in range(1, min(_SWAPS, count) + 1):
         body = {"split": [{"version": version, "weight": 100}]}
         here.server.must("PUT", f"/models/{name}/route", body)
         alone, routed = here.answer(name, version, tensors), here.answer(name, None, tensors)
@@ -159,17 +170,24 @@ def _swap(here: Rig, name: str, tensors: Sequence[Tensor]) -> None:
             raise LabFailed(f"the route to {name}/{version} answers as another version does")
 
 
-def _fill(here: Rig, mib: int) -> tuple[int, dict[str, object]]:
-    """Load distinct versions until one is refused; return how many fit and the refusal."""
+def _fill(here: Rig, mib: int) -> tuple[int, dict[str, object], Held]:
+    """Load distinct versions until one is refused.
+
+    Returns how many fit, the refusal, and what was held before all of them.
+    """
+    before = Held()
     for index in range(1, _MOST_DISTINCT + 1):
         path = here.make("recommender", "--number", str(index), "--table", str(index),
                          "--table-mib", str(mib))  # fmt: skip
         here.push("distinct", path)
         (here.folder / "items.bin").unlink()
         here.bed.findings.say(f"  {index} pushed")
+        if index == 1:
+            _warm(here, "distinct", pairs(mib, 4))
+            before = here.held()
         answer = here.server.admin("POST", f"/models/distinct/versions/{index}:load?wait=900", {})
         if answer.status_code == 507:
-            return index - 1, answer.json()
+            return index - 1, answer.json(), before
         if not answer.is_success:
             raise LabFailed(f"load of version {index}: {answer.status_code} {answer.text[:300]}")
     raise LabFailed(f"{_MOST_DISTINCT} versions were admitted and the budget never spent")

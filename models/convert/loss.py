@@ -13,7 +13,7 @@ from models.convert.sample import Sample
 from models.errors import ConversionRefused, InputRefused, RunFailed
 from models.graph_signature import graph_signature
 from models.package import Package
-from models.parity import Answer, Inputs, Parity, compare, graph_answer
+from models.parity import Answer, Inputs, Parity, compare, graph_answer, labels_text
 from models.servable import Array
 from models.signature import Signature
 from models.synthetic import MAX_ROWS, first_inputs, make_inputs
@@ -110,8 +110,9 @@ def refuse_loss(parity: Parity, mode: Mode, sample: Sample | None) -> None:
     raise ConversionRefused(
         f"--quantize {mode} loses too much on {parity.rows} {rows}: largest difference "
         f"{parity.max_difference:.3g} ({parity.worst}), 99.9 % are below "
-        f"{parity.p999_difference:.3g}, {parity.label_disagreements} labels differ; the tolerance "
-        f"is {parity.tolerance:g}: raise it with --tolerance, or use a mode that loses less"
+        f"{parity.p999_difference:.3g}, {labels_text(parity.label_disagreements, parity.ties)}; "
+        f"the tolerance is {parity.tolerance:g}: raise it with --tolerance, or use a mode that "
+        "loses less"
     )
 
 

@@ -311,12 +311,14 @@ def _print_result(package: Package, result: PushResult) -> None:
     quantized = package.manifest.source.get("quantize")
     rows = count_text(parity.get("rows", "?"), "row")
     if isinstance(quantized, dict):
+        from models.parity import labels_text
+
+        labels = labels_text(*(_whole(parity, n) or 0 for n in ("label_disagreements", "ties")))
         before, after = (size_text(_whole(quantized, f"{n}_bytes")) for n in ("before", "after"))
         print(f"{quantized['mode']}: {before} of weights became {after}")
         print(f"parity with the original: largest difference {_difference(parity)}, "
               f"99.9 % below {_difference(parity, 'p999_difference')}, "
-              f"{count_text(parity.get('label_disagreements'), 'label')} changed, "
-              f"on {rows}")  # fmt: skip
+              f"{labels}, on {rows}")  # fmt: skip
     if reason := parity.get("reason"):
         print(reason)
     if parity and not isinstance(quantized, dict):

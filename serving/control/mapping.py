@@ -118,11 +118,12 @@ class MappedObject:
     def lock(self, start: int) -> str:
         """Have the kernel keep a piece that was touched; return why it does not, or nothing.
 
-        Piece by piece: the whole address space stands still while a piece is locked.
+        Pieces are locked from the first one on; one that is locked already stays so. One at a
+        time: the whole address space stands still while a piece is locked.
         """
         length = min(CHUNK_BYTES, self.size_bytes - start)
         with self._lock:
-            if self._address is None:
+            if self._address is None or start < self.locked_bytes:
                 return ""
             if _libc.mlock(self._address + start, length):
                 return os.strerror(ctypes.get_errno())

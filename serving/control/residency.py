@@ -140,13 +140,16 @@ class Residency:
             await self.quietly(_count, list(self._held.values()))
 
     async def check(self) -> frozenset[Key]:
-        """Bring back what was evicted; return the versions whose objects can no longer be read."""
+        """Bring back what was evicted; return the versions whose objects can no longer be read.
+
+        Locks also what there was no room to lock before: an unload may have made some.
+        """
         held = list(self._held.values())
         await self.quietly(_count, held)
         self._counted_s = time.monotonic()
         damaged: set[Key] = set()
         for item in held:
-            if item.resident_bytes >= item.mapped.size_bytes:
+            if item.resident_bytes >= item.mapped.size_bytes or not self._is_held(item):
                 continue
             try:
                 returned = await self.quietly(self._bring, [item], _ignore)
@@ -159,7 +162,13 @@ class Residency:
                 "evicted weights were brought back",
                 extra={"object": item.mapped.digest, "bytes": returned},
             )
+        if self._is_locking:
+            await self.quietly(self._lock_rest, held)
         return frozenset(damaged)
+
+    def _is_held(self, item: _Held) -> bool:
+        """Tell whether nobody let go of an object meanwhile."""
+        return self._held.get(item.mapped.digest) is item
 
     def of(self, key: Key) -> InRam | None:
         """Return what is in RAM for one version, by the last count; None where nothing is held."""
@@ -193,7 +202,7 @@ class Residency:
         read_bytes = rest_bytes = done_bytes = 0
         for item in items:
             mapped = item.mapped
-            is_locking = self._is_locking and not mapped.locked_bytes
+            is_locking = self._is_locking
             asked, missing_bytes = iter(mapped.chunks()), 0
             for ahead in itertools.islice(asked, _AHEAD):
                 missing_bytes += mapped.want(ahead)
@@ -211,6 +220,13 @@ class Residency:
             rest_bytes += self._want_rest(mapped, began_s, read_bytes + rest_bytes, missing_bytes)
             item.resident_bytes = mapped.count()
         return read_bytes
+
+    def _lock_rest(self, items: Iterable[_Held]) -> None:
+        for item in items:
+            for start in item.mapped.chunks():
+                if reason := item.mapped.lock(start):
+                    self._note_unlocked(reason)
+                    break
 
     def _want_rest(
         self, mapped: MappedObject, began_s: float, read_bytes: int, missing_bytes: int

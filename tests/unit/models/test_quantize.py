@@ -22,7 +22,7 @@ from models.convert.weights import (
 from models.errors import ConversionRefused
 from models.graph_check import check_structure, reason_not_to_batch
 from models.package import Package
-from models.parity import graph_answer
+from models.parity import graph_answer, labels_text
 from models.zoo.encoder import EncoderShape, write_encoder
 from models.zoo.heavy import write_dense
 from models.zoo.recommender import write_recommender
@@ -153,9 +153,33 @@ def test_too_large_a_loss_is_refused_with_the_figures(tmp_path: Path):
         smaller(dense(tmp_path), "int8", tmp_path / "small", tolerance=1e-4)
     message = str(refusal.value)
     for part in ("--quantize int8 loses too much on 32 made-up rows", "largest difference 0.",
-                 "99.9 % are below 0.", "0 labels differ", "the tolerance is 0.0001",
+                 "99.9 % are below 0.", "0 labels changed", "the tolerance is 0.0001",
                  "--tolerance"):  # fmt: skip
         assert part in message
+
+
+def test_labels_that_change_within_the_tolerance_are_told_too(tmp_path: Path):
+    """They are no reason to refuse, for the original was in two minds; they are a loss."""
+    one = RNG.standard_normal((96, 1), dtype=np.float32)
+    many = one + np.float32(1e-4) * RNG.standard_normal((96, 64), dtype=np.float32)
+    model = graphs.build(
+        [
+            onnx.helper.make_node("MatMul", ["x", "w"], ["scores"]),
+            onnx.helper.make_node("Softmax", ["scores"], ["p"]),
+            onnx.helper.make_node("ArgMax", ["p"], ["label"], axis=1, keepdims=0),
+        ],
+        [graphs.value("x", FLOAT, ["N", 96])],
+        [graphs.value("label", onnx.TensorProto.INT64, ["N"]), graphs.value("p", FLOAT, ["N", 64])],
+        [graphs.weights("w", many)],
+    )
+    parity = smaller(saved(tmp_path, model), "int8", tmp_path / "small").manifest.parity
+    assert (parity["label_disagreements"], parity["rows"]) == (0, 32)
+    assert parity["ties"] > 0
+    said = labels_text(0, parity["ties"])
+    assert said.startswith(f"{parity['ties']} label")
+    assert said.endswith("within twice the tolerance)")
+    assert labels_text(1, 0) == "1 label changed"
+    assert labels_text(2, 3).startswith("5 labels changed (3 where")
 
 
 def test_the_loss_is_measured_on_the_sample(tmp_path: Path):

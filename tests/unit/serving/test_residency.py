@@ -130,6 +130,19 @@ async def test_what_was_evicted_comes_back(residency, folder, monkeypatch):
     assert residency.returned_bytes == residency.of(A).size_bytes - before
 
 
+async def test_what_an_unload_let_go_of_meanwhile_was_not_evicted(
+    residency, folder, monkeypatch, caplog
+):
+    """Nothing of it is in RAM for this process, and nothing is to be brought back."""
+    await residency.hold(A, sizes(folder, "y"))
+    monkeypatch.setattr(MappedObject, "count", lambda _self: 0)
+
+    found, _ = await asyncio.gather(residency.check(), residency.release(A))
+
+    assert found == frozenset()
+    assert "evicted" not in caplog.text
+
+
 async def test_reading_is_bounded_and_what_is_cached_is_not(folder, monkeypatch):
     """Only bytes that come from the disk make it wait."""
     slept: list[float] = []
@@ -201,10 +214,16 @@ async def main(folder, limit):
         assert ctypes.CDLL(None).capset(header, none) == 0
     residency = Residency(lambda d: folder / d, bytes_per_s=0, is_locking=True)
     await residency.hold(("m", 1), {"x": 100, "w": 3 << 20})
-    before = residency.of(("m", 1)).locked_bytes
+    told = [residency.of(("m", 1)).locked_bytes]
+    await residency.hold(("m", 2), {"v": 3 << 20})
+    told.append(residency.of(("m", 2)).locked_bytes)
     await residency.release(("m", 1))
+    for _ in range(2):  # what is locked is not counted again
+        await residency.check()
+        told.append(residency.of(("m", 2)).locked_bytes)
+    await residency.release(("m", 2))
     locked = [l for l in Path("/proc/self/status").read_text().splitlines() if "VmLck" in l]
-    print(before, residency.total().locked_bytes, locked[0].split()[1])
+    print(*told, residency.total().locked_bytes, locked[0].split()[1])
     residency.close()
 
 asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2])))
@@ -213,15 +232,26 @@ asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2])))
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("limit", "expected"), [(4 * MIB, 3 * MIB + 100), (2 * MIB + 4096, 2 * MIB + 100), (0, 0)]
+    ("limit", "first", "second", "later"),
+    [
+        (4 * MIB, 3 * MIB + 100, 0, 3 * MIB),
+        (5 * MIB + 4096, 3 * MIB + 100, 2 * MIB, 3 * MIB),
+        (2 * MIB + 4096, 2 * MIB + 100, 0, 2 * MIB),
+        (0, 0, 0, 0),
+    ],
 )
-def test_pages_are_locked_as_far_as_the_limit_allows(folder, limit, expected):
-    """Piece by piece up to the limit; with no right to lock at all everything still works."""
+def test_pages_are_locked_as_far_as_the_limit_allows(folder, limit, first, second, later):
+    """Piece by piece up to the limit, and on from there once another version made room.
+
+    With no right to lock at all everything still works.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if hard != resource.RLIM_INFINITY and hard < limit:
         pytest.skip(f"locked memory is limited to {hard} bytes here")
-    (folder / "w").write_bytes(bytes(3 * MIB))
+    for name in ("v", "w"):
+        (folder / name).write_bytes(bytes(3 * MIB))
     root = Path(__file__).parents[3]
     done = subprocess.run([sys.executable, "-c", _LOCKING, str(folder), str(limit)], cwd=root,
                           capture_output=True, text=True, timeout=60)  # fmt: skip
-    assert done.stdout.split() == [str(expected), "0", "0"], done.stderr
+    expected = [first, second, later, later, 0, 0]
+    assert done.stdout.split() == [str(number) for number in expected], done.stderr
