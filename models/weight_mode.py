@@ -17,6 +17,9 @@ MAX_COMPACT: Final = 0.8
 MAX_RATIO: Final = 1.03
 # Slower by up to this is what a busy hour can make of a form that is as fast.
 CLOSE_RATIO: Final = 1.15
+# A load may take so many times as long; what is no second more is nobody's trouble.
+MAX_LOAD: Final = 2.0
+MORE_LOAD_S: Final = 1.0
 TOLERANCE: Final = 1e-6
 
 
@@ -140,6 +143,8 @@ def _why_not_this(mode: str, form: Measured, plain: Measured, most: float) -> st
     for rows, ratio in form.ratios.items():
         if ratio > MAX_RATIO:
             return f"{mode} takes {ratio:.2f} x the time at {rows} rows"
+    if form.load_s > max(MAX_LOAD * plain.load_s, plain.load_s + MORE_LOAD_S):
+        return f"{mode} takes {form.load_s:.1f} s to load instead of {plain.load_s:.1f}"
     return ""
 
 

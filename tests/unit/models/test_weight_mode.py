@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from models.weight_mode import (
@@ -52,6 +54,22 @@ class TestChoosing:
         """It needs no disk and no second reading at each load."""
         forms = {"private": form(100, 1), "mapped": form(1, 1.0), "packed": form(1, 1.0)}
         assert choose(forms).mode == "mapped"
+
+    @pytest.mark.parametrize(("load_s", "mode"), [(1.9, "mapped"), (2.1, "packed")])
+    def test_a_form_that_loads_for_long_is_not_chosen(self, load_s: float, mode: str) -> None:
+        """Twice as long, or a second more, is what memory may cost a load."""
+        forms = {
+            "private": replace(form(100, 1), load_s=1.0),
+            "mapped": replace(form(1, 1), load_s=load_s),
+            "packed": replace(form(1, 1), load_s=1.0),
+        }
+        assert choose(forms).mode == mode
+        slow = replace(form(1, 1), load_s=2.1)
+        choice = choose({"private": replace(form(100, 1), load_s=1.0), "mapped": slow})
+        assert choice.mode == "private"
+        assert choice.text == "mapped takes 2.1 s to load instead of 1.0"
+        slow = replace(form(1, 1), load_s=0.9)
+        assert choose({"private": form(100, 1), "mapped": slow}).mode == "mapped"
 
     @pytest.mark.parametrize(("compact_mib", "mode"), [(25, "packed"), (90, "private")])
     def test_trees_take_the_format_that_saves(self, compact_mib: float, mode: str) -> None:
