@@ -84,6 +84,8 @@ def back_up(
     StoreFull, StoreFailed.
     """
     snapshots.check_keep(keep)
+    # As they were given, such as "b", they are found in any message, and name nothing in a log.
+    store, target = store.absolute(), target.absolute()
     files = files or Files()
     with (
         snapshots.named("backup", store, target),
@@ -138,6 +140,7 @@ def restore(
     One that was cut short goes on where it stopped, and is no store before it is whole.
     Raises NotFound, StoreFormat, StoreLocked, StoreFull, StoreFailed.
     """
+    backup, store = backup.absolute(), store.absolute()
     with snapshots.disk_errors("the backup", backup):
         source = SnapshotFolder.open(backup)
         chosen = source.snapshot(snapshot)

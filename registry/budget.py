@@ -47,6 +47,10 @@ class Footprint:
         """Bytes of all objects, each digest once."""
         return sum(self.objects.values())
 
+    def private_bytes(self, workers: int) -> int:
+        """Return what all workers together take for themselves, as far as it is known."""
+        return workers * (self.private_bytes_per_worker or 0) - self.spared_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
@@ -185,9 +189,7 @@ def default_run_bytes(available_bytes: int, budget_bytes: int, workers: int) -> 
 
 def committed_bytes(held: Mapping[Key, Footprint], workers: int) -> int:
     """Return the bytes that ``held`` takes on the whole machine."""
-    private = sum(
-        workers * (item.private_bytes_per_worker or 0) - item.spared_bytes for item in held.values()
-    )
+    private = sum(item.private_bytes(workers) for item in held.values())
     return sum(_objects(held.values()).values()) + private
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -30,6 +31,7 @@ FORMAT: Final = 1
 BACKUP_FILE: Final = "BACKUP"
 SNAPSHOT_FILE: Final = "SNAPSHOT"
 _SNAPSHOTS_DIR: Final = "snapshots"
+_OBJECT_NAME: Final = re.compile("[0-9a-f]{64}")
 _HARMLESS: Final = frozenset({layout.LOCK_FILE, "lost+found"})
 
 
@@ -94,7 +96,7 @@ class SnapshotFolder:
     def snapshots(self) -> tuple[Snapshot, ...]:
         """Return the complete snapshots, oldest first."""
         with suppress(FileNotFoundError):
-            found = [_read(folder) for folder in self._snapshots_dir.iterdir()]
+            found = [_read(folder) for folder in self._numbered()]
             complete = [snapshot for snapshot in found if snapshot]
             return tuple(sorted(complete, key=lambda snapshot: snapshot.number))
         return ()
@@ -117,7 +119,7 @@ class SnapshotFolder:
 
     def begin(self) -> Path:
         """Make the folder of the next snapshot; it counts for nothing until ``complete``."""
-        numbers = [int(entry.name) for entry in self._snapshots_dir.iterdir()]
+        numbers = [int(folder.name) for folder in self._numbered()]
         folder = self._snapshots_dir / f"{max(numbers, default=0) + 1:08d}"
         self._files.mkdir(folder)
         return folder
@@ -141,14 +143,18 @@ class SnapshotFolder:
         kept = self.snapshots()[-keep:]
         needed = {digest_hex(digest) for snapshot in kept for digest in snapshot.digests()}
         folders = {snapshot.folder for snapshot in kept}
-        for folder in sorted(set(self._snapshots_dir.iterdir()) - folders):
+        for folder in sorted(set(self._numbered()) - folders):
             self.abandon(folder)
         freed_bytes = 0
         for entry in self.objects_dir.iterdir():
-            if entry.name not in needed:
+            if _OBJECT_NAME.fullmatch(entry.name) and entry.name not in needed:
                 freed_bytes += entry.lstat().st_size
                 self._files.unlink(entry)
         return freed_bytes
+
+    def _numbered(self) -> list[Path]:
+        """Return the folders of snapshots, also of those that never were; a NAS adds its own."""
+        return [folder for folder in self._snapshots_dir.iterdir() if folder.name.isdecimal()]
 
     def _prepare(self) -> None:
         remove_temporary(self.root, self._files)

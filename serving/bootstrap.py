@@ -189,7 +189,9 @@ async def _serve(
         console = console_of(control, settings, memory)
         app = create_admin_app(
             control, settings, tokens=tokens, console=console,
-            render_metrics=page_renderer(control, supervisor, memory, settings.queue_rows),
+            render_metrics=page_renderer(
+                control, supervisor, memory, settings.queue_rows, lambda: former.slots
+            ),
             why_held=lambda: TAKING_OVER if former.are_serving else "",
         )  # fmt: skip
         server = HttpServer(app, settings)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from typing import Final, Generic, TypeVar
 
@@ -47,12 +47,17 @@ class Lasting(Generic[T]):
 
 
 def page_renderer(
-    control: ControlPlane, supervisor: Supervisor, memory: MetricsMemory, queue_rows: int
+    control: ControlPlane,
+    supervisor: Supervisor,
+    memory: MetricsMemory,
+    queue_rows: int,
+    former_slots: Callable[[], Collection[int]],
 ) -> Callable[[], bytes]:
     """Return the function that makes the page; blocking, to be called in a thread.
 
     The state belongs to the running event loop, so the facts are read there. ``queue_rows``: what
-    the server's settings say, for models without a number of their own.
+    the server's settings say, for models without a number of their own. ``former_slots``: in which
+    a worker of the release before still answers.
     """
     loop = asyncio.get_running_loop()
     pages = Lasting(control.residency.count)
@@ -62,6 +67,7 @@ def page_renderer(
         _, store = await asyncio.gather(pages.get(), usage.get())
         return replace(
             _facts(control, supervisor, queue_rows),
+            former_slots=former_slots(),
             store_bytes=store.object_bytes,
             disk_bytes=store.disk_total_bytes,
             disk_free_bytes=store.disk_free_bytes,
@@ -84,7 +90,6 @@ def _facts(control: ControlPlane, supervisor: Supervisor, queue_rows: int) -> Fa
             key = (model, version)
             state, _ = control.writer.status(key)
             memory, in_ram = held.get(key), control.residency.of(key)
-            private_bytes = (memory.private_bytes_per_worker or 0) if memory else 0
             versions.append(
                 VersionFacts(
                     model=model,
@@ -93,7 +98,7 @@ def _facts(control: ControlPlane, supervisor: Supervisor, queue_rows: int) -> Fa
                     load_s=control.loads.load_s.get(key),
                     resident_bytes=in_ram.resident_bytes if in_ram else 0,
                     locked_bytes=in_ram.locked_bytes if in_ram else 0,
-                    private_bytes=private_bytes * control.ledger.workers,
+                    private_bytes=memory.private_bytes if memory else 0,
                     queue_rows=queue_rows if own_rows is None else own_rows,
                 )
             )

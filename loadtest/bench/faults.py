@@ -18,6 +18,7 @@ from loadtest.faults import (
     bad_requests,
     clock,
     crowds,
+    cuts,
     damage,
     disk_steps,
     full_disk,
@@ -40,8 +41,8 @@ from loadtest.lab.processes import LabFailed
 FAULTS: Final[dict[str, Fault]] = {
     fault.name: fault
     for module in (
-        worker_deaths, parent_deaths, disk_steps, full_disk, damage, clock, pressure, scarcity,
-        crowds, swaps, admin_storms, overload, bad_requests, stops, soak,
+        worker_deaths, parent_deaths, disk_steps, full_disk, damage, cuts, clock, pressure,
+        scarcity, crowds, swaps, admin_storms, overload, bad_requests, stops, soak,
     )
     for fault in module.FAULTS
 }  # fmt: skip

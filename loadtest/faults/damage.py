@@ -40,7 +40,7 @@ def damage(lab: Lab, outcome: Outcome) -> None:
                 else:
                     _harm(path, whole[path], dice)
                     _refused(server, outcome, version, path)
-                _mend(server, path, whole[path])
+                mend(server, path, whole[path])
         server.call("POST", f"/admin/v1/models/{_MODEL}/versions/{version}:unload?wait=60")
         judge_store(server, outcome)
 
@@ -56,8 +56,8 @@ def _harm(path: Path, data: bytes, dice: random.Random) -> None:
     path.write_bytes(harmed)
 
 
-def _mend(server: FaultServer, path: Path, data: bytes) -> None:
-    """Upload the right bytes again, as a push would."""
+def mend(server: FaultServer, path: Path, data: bytes) -> None:
+    """Upload the right bytes of an object again, as a push would."""
     answer = server.call("PUT", f"/admin/v1/blobs/sha256:{path.name}", content=data)
     answer.raise_for_status()
 
@@ -80,6 +80,7 @@ def _harm_loaded(
     """Cut the object of a loaded version, and replace a worker: that version is FAILED, no other.
 
     The file is replaced, not written to: what is mapped stays, and the digest tells at the respawn.
+    ``loadtest.faults.cuts`` writes to it.
     """
     server.load(_MODEL, version)
     path.unlink()

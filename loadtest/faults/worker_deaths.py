@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from loadtest.faults.echo import Sample
 from loadtest.faults.lab import (
@@ -35,6 +35,14 @@ _WINDOW_NS: Final = 1_000_000_000
 # A process that is killed holds its connections until the kernel has taken it apart.
 _HUNG: Final = "no sign of life"
 _DYING_NS: Final = 500_000_000
+
+
+class Accident(Protocol):
+    """Something that may cost requests."""
+
+    def explains(self, failure: Sample) -> bool:
+        """Whether a failure is of what was in flight in a worker that died of it."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +200,9 @@ def _recover(lab: Lab, outcome: Outcome, server: FaultServer, most_s: float) -> 
         time.sleep(_LOOK_S)
 
 
-def judge_collateral(outcome: Outcome, samples: Sequence[Sample], deaths: Sequence[Death]) -> None:
+def judge_collateral(
+    outcome: Outcome, samples: Sequence[Sample], deaths: Sequence[Accident]
+) -> None:
     """Judge C: each failure is of a request that a dead worker had."""
     unexplained = [
         each for each in samples

@@ -24,6 +24,10 @@ from models.signature import Signature, TensorSpec
 COLUMNS: Final = 4
 _SPARE_ROWS: Final = 1024
 _SPARE_COLUMNS: Final = 16
+# What kernels would copy of it is more than is left to them (models.weight_mode).
+_DENSE_LAYERS: Final = 4
+_DENSE_WIDTH: Final = 1024
+_CUT_MIB: Final = 8
 _MIB: Final = 1 << 20
 _OPSET: Final = 17
 _IR_VERSION: Final = 10
@@ -104,6 +108,24 @@ def spare(number: int, rows: int = _SPARE_ROWS) -> onnx.ModelProto:
     )
 
 
+def dense() -> onnx.ModelProto:
+    """Return four layers of 1024 x 1024, ``(rows, 1024) float32``: weights worth packing."""
+    graph = Graph()
+    numbers = np.random.default_rng(61)
+    hidden = "x"
+    for _ in range(_DENSE_LAYERS):
+        weights = numbers.standard_normal((_DENSE_WIDTH, _DENSE_WIDTH), np.float32)
+        product = graph.add("MatMul", hidden, graph.constant(weights / np.float32(32)))
+        hidden = graph.add("Tanh", product)
+    graph.add("Identity", hidden, output="y")
+    shape = (-1, _DENSE_WIDTH)
+    return graph.model(
+        Signature(
+            inputs=(TensorSpec("x", "FP32", shape),), outputs=(TensorSpec("y", "FP32", shape),)
+        )
+    )
+
+
 def write_package(out_dir: Path, name: str, model_name: str, model: onnx.ModelProto) -> None:
     """Write the package ``name`` of a model; it is published as a version of ``model_name``."""
     # The time of making would give the same model another digest each time.
@@ -135,7 +157,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     write_package(options.out_dir, "endless-1", "endless", endless())
     for number in range(options.spares):
         write_package(options.out_dir, f"spare-{number}", "spare", spare(number))
-    rows = options.table_mib * _MIB // (4 * _SPARE_COLUMNS)
+    rows_a_mib = _MIB // (4 * _SPARE_COLUMNS)
+    # A number of its own, or it would share the bytes of a spare one.
+    write_package(options.out_dir, "cut-table", "cut-table", spare(-1, _CUT_MIB * rows_a_mib))
+    write_package(options.out_dir, "cut-dense", "cut-dense", dense())
+    rows = options.table_mib * rows_a_mib
     for number in range(options.tables):
         write_package(options.out_dir, f"table-{number}", "table", spare(number, rows))
     return 0

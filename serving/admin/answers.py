@@ -61,7 +61,8 @@ _MEMORY: Final[dict[str, Document]] = {
     "shared_bytes": _COUNT,
     "shared_with": _array(_object({"model": _TEXT, "version": _VERSION})),
     "private_bytes_per_worker": _or_null(_COUNT)
-    | {"description": "Null until the first load measured it."},
+    | {"description": "Of the worker that takes most. Null until the first load measured it."},
+    "private_bytes": _COUNT | {"description": "Of all workers together, as the budget counts it."},
     "resident_bytes": _COUNT | {"description": "Of object_bytes, as the kernel counts them."},
     "locked_bytes": _COUNT,
 }

@@ -179,7 +179,8 @@ _IF_MATCH: Final[dict[str, Any]] = {
     "name": "If-Match",
     "in": "header",
     "required": False,
-    "description": "The ETag that was seen; where there is another one now, the answer is a 409.",
+    "description": "The ETag that was seen, for a release those of the routes without an if_match "
+    "of their own; where there is another one now, the answer is a 409.",
     "schema": {"type": "string"},
 }
 

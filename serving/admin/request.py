@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import json
 import math
 import re
 from collections.abc import AsyncGenerator, Collection, Mapping
@@ -171,9 +172,32 @@ async def _body_in(request: Request, timeout_s: float) -> bytearray:
 
 def _decoded(body: bytearray) -> Any:
     try:
-        return orjson.loads(body)
+        document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise InvalidInput(f"body: {problem(error)}") from error
+    _check_names(body)
+    return document
+
+
+def _check_names(body: bytearray) -> None:
+    """Raise InvalidInput for a name that stands twice in an object of valid JSON.
+
+    orjson takes the last one without a word, and a change would not be what its author reads there.
+    """
+    try:
+        json.loads(body, object_pairs_hook=_check_pairs)
+    except RecursionError:
+        raise InvalidInput("body: nested too deep for a call of the admin plane") from None
+
+
+def _check_pairs(pairs: list[tuple[str, Any]]) -> None:
+    names: set[str] = set()
+    for name, _ in pairs:
+        if name in names:
+            raise InvalidInput(
+                f"body: the name {shown(name)} stands twice in one object: give it once"
+            )
+        names.add(name)
 
 
 def check_fields(document: Mapping[str, Any], allowed: Collection[str], where: str) -> None:

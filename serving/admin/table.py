@@ -128,7 +128,7 @@ CALLS: Final = (
     Call("POST", MODEL + "/route:rollback", "promote", AdminCalls.roll_back, _ROUTED,
          _OPERATED, _CHANGE, schema.ROLLBACK, "OperationError", takes_if_match=True),
     Call("PUT", "/admin/v1/release", "promote", AdminCalls.release, _json("Release"), _SWITCHED,
-         _CHANGE, schema.RELEASE),
+         _CHANGE, schema.RELEASE, takes_if_match=True),
     Call("GET", MODEL + "/settings", "read", AdminCalls.show_settings, _SET, (404,)),
     Call("PUT", MODEL + "/settings", "promote", AdminCalls.set_settings, _SET,
          _SWITCHED, _CHANGE, schema.SETTINGS, takes_if_match=True),

@@ -213,6 +213,7 @@ def _memory_json(memory: VersionMemory, in_ram: InRam | None) -> JsonObject:
         "shared_bytes": memory.shared_bytes,
         "shared_with": shared_with,
         "private_bytes_per_worker": memory.private_bytes_per_worker,
+        "private_bytes": memory.private_bytes,
         "resident_bytes": in_ram.resident_bytes if in_ram else 0,
         "locked_bytes": in_ram.locked_bytes if in_ram else 0,
     }

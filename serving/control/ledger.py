@@ -31,7 +31,8 @@ class VersionMemory:
     ``weight_bytes``: the tensors of its manifest. ``object_bytes``: all that is kept in RAM for it,
     the graph and packed weights included; ``unique`` and ``shared`` are those without the graph.
     ``shared_with``: the loaded versions that hold some of the same weights.
-    ``private_bytes_per_worker``: None before the first load measured it.
+    ``private_bytes_per_worker``: of the worker that takes most; None before the first load measured
+    it. ``private_bytes``: of all workers together, as the budget counts them now.
     ``mode``: how workers hold the weights, with the reason; empty for what is not loaded.
     """
 
@@ -42,6 +43,7 @@ class VersionMemory:
     shared_bytes: int
     shared_with: tuple[Key, ...]
     private_bytes_per_worker: int | None
+    private_bytes: int = 0
     mode: str = ""
     mode_reason: str = ""
 
@@ -256,6 +258,7 @@ class Ledger:
             shared_bytes=shares.shared_bytes,
             shared_with=shares.others,
             private_bytes_per_worker=item.private_bytes_per_worker,
+            private_bytes=item.private_bytes(self.workers),
             mode=inspection.mode if inspection else "",
             mode_reason=inspection.mode_reason if inspection else "",
         )

@@ -132,7 +132,8 @@ class Operations:
         found = self._running.get(operation_id) or self._finished.get(operation_id)
         if found is None:
             raise NotFound(
-                f"no operation {shown(operation_id)}: the last {MAX_FINISHED} that ended are kept"
+                f"no operation {shown(operation_id)}: the last {MAX_FINISHED} that ended "
+                "since the server started are kept; the events have what was changed before"
             )
         return found
 

@@ -79,7 +79,7 @@ def background_executor(threads: int, under_way: UnderWay) -> ThreadPoolExecutor
 
 
 class _Threads(ThreadPoolExecutor):
-    """Threads of one nice value. It can be seen at no cost whether any has something to do."""
+    """Threads that give way by ``nice``. It can be seen at no cost whether any has work to do."""
 
     def __init__(self, threads: int, name: str, nice: int, under_way: UnderWay) -> None:
         super().__init__(threads, name, _give_way, (nice,))
@@ -97,6 +97,9 @@ class _Threads(ThreadPoolExecutor):
 
 
 def _give_way(nice: int) -> None:
+    # Counted from the event loop's, in the main thread: a server that is nice itself would have
+    # threads that go before its loop, or, where only root may take that back, as it.
     # Where the system does not let a thread be scheduled, it runs like any other.
     with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
+        own = os.getpriority(os.PRIO_PROCESS, os.getpid())
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(own + nice, MAX_NICE))

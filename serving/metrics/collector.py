@@ -207,7 +207,8 @@ class _Page:
         facts, text = self._facts, self._text
         text.family("ramrack_worker_up", GAUGE, "1 where it answers.")
         for worker in facts.workers:
-            text.sample(int(worker.state == SERVING), labels(slot=str(worker.slot)))
+            is_up = worker.state == SERVING or worker.slot in facts.former_slots
+            text.sample(int(is_up), labels(slot=str(worker.slot)))
         text.family("ramrack_event_loop_lag_seconds", GAUGE, "How late it woke last.")
         for worker in self._serving:
             lag_ns = self._regions[_region_of(worker)][layout.LOOP_LAG_NS]

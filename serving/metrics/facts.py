@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 
@@ -43,13 +43,15 @@ class Facts:
     """What the parent adds to the counts of the workers, as it is at the time of a scrape.
 
     ``versions``: all published ones, or only those not UNLOADED. ``loads``: ended loads by result,
-    "succeeded" or "failed". ``worker_restarts``: by a short fixed reason.
+    "succeeded" or "failed". ``worker_restarts``: by a short fixed reason. ``former_slots``: where a
+    worker of the release before still answers, whether or not there is another one yet.
     ``memory_unreleased_bytes``: None where it could not be measured. ``disk_bytes``: of the whole
     disk that the store is on.
     """
 
     versions: Sequence[VersionFacts] = ()
     workers: Sequence[WorkerInfo] = ()
+    former_slots: Collection[int] = ()
     worker_restarts: Mapping[str, int] = field(default_factory=dict)
     loads: Mapping[str, int] = field(default_factory=dict)
     swaps: int = 0

@@ -36,7 +36,13 @@ class FormerWorkers:
     @property
     def are_serving(self) -> bool:
         """Whether some of them are still there."""
-        return any(not end.done() for end in self._ends.values())
+        return bool(self.slots)
+
+    @property
+    def slots(self) -> frozenset[int]:
+        """The slots of those that are still there."""
+        alive = {pid for pid, end in self._ends.items() if not end.done()}
+        return frozenset(worker.slot for worker in self._left if worker.pid in alive)
 
     def private_bytes(self) -> int:
         """Return what they hold for themselves, and give back when they end."""

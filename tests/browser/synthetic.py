@@ -44,7 +44,7 @@ class Fleet:
         held = [v for m in self.models for v in m["versions"] if v["object_bytes"]]
         shared = max((v["shared_bytes"] for v in held), default=0)
         own = sum(v["object_bytes"] - v["shared_bytes"] for v in held)
-        private = sum(v["private_bytes_per_worker"] for v in held) * self.workers
+        private = sum(v["private_bytes"] for v in held)
         committed = own + private + shared
         budget = math.ceil(committed * 1.35 / GIB) * GIB
         return {
@@ -108,7 +108,10 @@ class Fleet:
             "load_s": 2.1, "mode": "mapped" if is_held else "", "disk_bytes": size,
             "object_bytes": size if is_held else 0,
             "unique_bytes": size - common if is_held else 0, "shared_bytes": common * is_held,
-            "private_bytes_per_worker": 9 << 20, "resident_bytes": size if is_held else 0,
+            # One worker had to copy something that the others share.
+            "private_bytes_per_worker": 9 << 20,
+            "private_bytes": ((9 << 20) + (self.workers - 1) * (2 << 20)) * is_held,
+            "resident_bytes": size if is_held else 0,
         }  # fmt: skip
 
     def _rates(self) -> dict[str, Any]:

@@ -271,14 +271,17 @@ def test_memory_bar_adds_up_to_what_is_committed(open_page):
         sizes = page.evaluate(
             "[...document.querySelectorAll('.detail .seg')].map((s) => Number(s.style.flexGrow))"
         )
+        striped = "[...document.querySelectorAll('.detail .private')]"
+        privately = page.evaluate(f"{striped}.map((s) => Number(s.style.flexGrow))")
         text = page.locator("#ram .figures").inner_text()
         row_text = page.locator("tr.version").first.inner_text()
     held = [v for m in fleet.models for v in m["versions"] if v["object_bytes"]]
-    private = sum(v["private_bytes_per_worker"] for v in held) * 2
+    private = sum(v["private_bytes"] for v in held)
     own = sum(v["object_bytes"] - v["shared_bytes"] for v in held)
     # The browser keeps six digits of each.
     whole = own + private + max(v["shared_bytes"] for v in held)
     assert sum(sizes) == pytest.approx(whole, rel=1e-5)
+    assert sum(privately) == pytest.approx(private, rel=1e-5)
     assert re.search(r"[\d.]+ GiB", text)
     assert "9.00 MiB" in row_text
 

@@ -13,6 +13,7 @@ import pytest
 from serving import healthcheck
 from serving.cli.service_units import Service, units
 from serving.settings import Settings
+from serving.web.errors import request_id_of
 from tests.deploy.files import DASHBOARD, DEPLOY, ROOT, documents, panels, rules, selected
 
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -270,6 +271,18 @@ def test_nginx_leaves_limits_and_errors_to_the_server() -> None:
     assert str(Settings().admin_port) not in text
     kept_s = int(re.findall(r"keepalive_timeout (\d+)s", text)[0])
     assert kept_s < Settings().keep_alive_s
+
+
+@pytest.mark.parametrize(
+    "sent", ["7f1c", "a" * 128, "a" * 129, "order 7", "Straße", "tab\tbed", "~!", ""]
+)
+def test_nginx_passes_on_just_the_ids_that_the_server_takes(sent: str) -> None:
+    """One rule in both: what nginx refuses it replaces, and the server would have as well."""
+    text = (DEPLOY / "nginx/ramrack.conf").read_text("utf-8")
+    (pattern, then) = re.findall(r'^    "~(\S+)" (\S+);$', text, re.MULTILINE)[0]
+    assert (then, "X-Request-Id $ramrack_request_id;" in text) == ("$http_x_request_id", True)
+    is_taken = request_id_of([(b"x-request-id", sent.encode())]) == sent
+    assert bool(re.search(pattern, sent)) == is_taken
 
 
 @pytest.mark.parametrize("container", containers(), ids=lambda c: c["name"])

@@ -174,6 +174,10 @@ def test_nginx_passes_everything_on(tmp_path: Path) -> None:
             answer = client.post("/v2/models/m/infer", json=infer_body([[1.0, 2.0, 3.0, 4.0]]))
             assert answer.json()["outputs"][0]["data"] == [1.0, 2.0, 3.0, 4.0]
             assert re.fullmatch("[0-9a-f]{32}", answer.headers["x-request-id"])
+            for sent, said in (("order-7", "order-7"), ("order 7", "[0-9a-f]{32}"),
+                               ("a" * 129, "[0-9a-f]{32}")):  # fmt: skip
+                live = client.get("/v2/health/live", headers={"x-request-id": sent})
+                assert re.fullmatch(said, live.headers["x-request-id"])
             assert answer.headers["x-ramrack-version"] == "1"
             unknown = client.post("/v2/models/none/infer", json={})
             assert (unknown.status_code, list(unknown.json())) == (404, ["error"])

@@ -93,6 +93,16 @@ def test_a_server_comes_back_after(packages: Packages, tmp_path: Path, name: str
     assert judged(outcome) == letters
 
 
+def test_objects_cut_in_place_cost_their_own_version_only(
+    packages: Packages, tmp_path: Path
+) -> None:
+    """All workers die of it, once for an object as published and once for one as packed."""
+    outcome = FAULTS["F6-cut"].run(lab_of(tmp_path, packages), 2)
+    assert outcome.reasons == []
+    assert outcome.notes == []
+    assert judged(outcome) == "ACDEFGH"
+
+
 # F23: controls.
 
 

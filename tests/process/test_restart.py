@@ -1,15 +1,20 @@
 """Restarts of real servers under their clients: rolling, and with what clients leave open."""
 
 import asyncio
+import contextlib
+import itertools
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests import graphs
@@ -201,14 +206,20 @@ async def test_a_stop_during_a_rolling_restart_loses_nothing(tmp_path: Path) -> 
 
 
 async def test_an_upgrade_under_load_loses_nothing(tmp_path: Path) -> None:
-    """Same process, new workers, same versions; no request fails and no connection is closed."""
+    """Same process, new workers, same versions; no request fails and no connection is closed.
+
+    The record goes on. Counters begin at zero, all of them at one moment.
+    """
     with running_server(tmp_path, workers=2, settings=PATIENT) as server:
         server.push("id32", graphs.id32())
+        recorded = recorded_by(server)
         before = server.worker_pids()
         silent = socket.create_connection(address_of(server), 20)
+        pages: list[dict[str, float]] = []
 
         def upgrade() -> None:
-            done = command(server, "restart", "--upgrade")
+            with scraped(server, pages):
+                done = command(server, "restart", "--upgrade", "--reason", "a new release")
             assert (done.returncode, done.stdout) == (
                 0, "the new release serves with 2 workers\n",
             )  # fmt: skip
@@ -221,10 +232,75 @@ async def test_an_upgrade_under_load_loses_nothing(tmp_path: Path) -> None:
             assert not any(map(process_exists, before))
             silent.sendall(LIVE)
             assert received(silent, 1).startswith(b"HTTP/1.1 200")
+        now = recorded_by(server)
+        assert now[: len(recorded)] == recorded
+        assert [(e["kind"], e["reason"]) for e in now[len(recorded) :]] == [
+            ("upgrade", "a new release")
+        ]
+        judge_metrics(pages)
+        count = series_of(server)[REQUESTS]
+        server.expect(server.infer("id32", [[1.0, 2.0, 3.0, 4.0]]))
+        assert series_of(server)[REQUESTS] == count + 1
         # It is a server like any other: it takes changes, and stops in order.
         server.push("other", graphs.id64())
         assert server.stop() == 0
         assert server.text == []
+
+
+REQUESTS = 'ramrack_requests_total{code="200",model="id32",version="1"}'
+COUNTER = re.compile(r"\w+_(total|bucket|count|sum)\b")
+
+
+def recorded_by(server: RunningServer) -> list[dict]:
+    answer = server.admin("GET", "/admin/v1/events", params={"since": 0})
+    return server.expect(answer)["events"]
+
+
+def series_of(server: RunningServer) -> dict[str, float]:
+    lines = server.admin("GET", "/metrics").text.splitlines()
+    pairs = [line.rpartition(" ") for line in lines if not line.startswith("#")]
+    return {series: float(value) for series, _, value in pairs}
+
+
+@contextlib.contextmanager
+def scraped(server: RunningServer, pages: list[dict[str, float]]) -> Iterator[None]:
+    """Read the metrics again and again inside, and once more at the end."""
+    is_over = threading.Event()
+
+    def scrape() -> None:
+        while not is_over.wait(0.02):
+            with contextlib.suppress(httpx.TransportError):
+                pages.append(series_of(server))
+
+    pages.append(series_of(server))
+    thread = threading.Thread(target=scrape, name="scraper")
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+    pages.append(series_of(server))
+
+
+def judge_metrics(pages: list[dict[str, float]]) -> None:
+    """Counters fall once, all at one moment, those of the process never; somebody is always up."""
+    counters = [
+        {series: value for series, value in page.items() if COUNTER.match(series)} for page in pages
+    ]
+    fallen = [
+        {series for series in now.keys() & old.keys() if now[series] < old[series]}
+        for old, now in itertools.pairwise(counters)
+    ]
+    (begin,) = [index for index, series in enumerate(fallen, 1) if series]
+    assert not [series for series in fallen[begin - 1] if series.startswith("process_")]
+    # Nothing that had counted much was carried over.
+    old, now = counters[begin - 1], counters[begin]
+    kept = {series for series in now.keys() & old.keys() if now[series] >= old[series] >= 100}
+    assert kept == set()
+    assert old[REQUESTS] > now.get(REQUESTS, 0)
+    for page in pages:
+        assert sum(v for series, v in page.items() if series.startswith("ramrack_worker_up")) > 0
 
 
 def test_a_release_that_cannot_start_is_refused(tmp_path: Path) -> None:

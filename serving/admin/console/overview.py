@@ -127,6 +127,7 @@ class Overview:
             "unique_bytes": found.unique_bytes,
             "shared_bytes": found.shared_bytes,
             "private_bytes_per_worker": found.private_bytes_per_worker,
+            "private_bytes": found.private_bytes,
             "resident_bytes": in_ram.resident_bytes if in_ram else 0,
         }
 

@@ -12,6 +12,7 @@ import threading
 import pytest
 
 from loadtest.bench.faults import FAULTS
+from loadtest.faults.blackout import Blackout
 from loadtest.faults.echo import Answer, Question, Sample
 from loadtest.faults.footprint import ROUGH, STRICT, Footprint, footprint, quiet_footprint
 from loadtest.faults.outcome import BROKEN, HEADER, HELD, NOT_JUDGED, Outcome, table
@@ -79,6 +80,34 @@ def test_a_death_explains_what_was_in_flight_there(changed, expected):
     """Only on connections of that worker, only then, and only as a 503 or a closed connection."""
     death = Death(1, frozenset({7}), 2 * SECOND, 3 * SECOND)
     assert death.explains(failure(**changed)) is expected
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, True),
+        ({"port": 8, "sent": 2.5, "done": 2.9}, True),
+        ({"sent": 3.4, "done": 3.6}, True),
+        ({"sent": 3.6, "done": 3.7}, False),
+        ({"sent": 1.0, "done": 1.9}, False),
+        ({"status": 500, "reason": "broken"}, False),
+        ({"reason": TIMED_OUT}, False),
+    ],
+)
+def test_the_death_of_all_workers_explains_what_was_in_flight_anywhere(changed, expected):
+    """Until half a second after the last one was gone, and only as a 503 or a closed connection."""
+    blackout = Blackout(2 * SECOND, 3 * SECOND, ())
+    assert blackout.explains(failure(**changed)) is expected
+
+
+def test_the_first_answer_is_of_a_worker_that_came_after_the_death_of_all():
+    """Counted from the request that ended them; what was sent before may be of a dead one."""
+    blackout = Blackout(2 * SECOND, 3 * SECOND, ())
+    early, late = (failure(sent=sent, done=4.0, status=200, reason="") for sent in (2.9, 3.1))
+    later = failure(sent=3.2, done=4.5, status=200, reason="")
+    failed = failure(sent=3.1, done=3.3)
+    assert blackout.first_answer_s([early, later, failed, late]) == 2.0
+    assert blackout.first_answer_s([early, failed]) is None
 
 
 def test_connections_of_a_process_are_found_by_their_far_end():
@@ -163,7 +192,7 @@ def test_one_broken_look_breaks_the_rule():
 def test_every_fault_has_its_name_and_count():
     """The names are unique, and the counts those of the documentation."""
     assert {name: fault.full_count for name, fault in FAULTS.items()} == {
-        "F1": 100, "F2": 50, "F3": 1, "F4": 1, "F5": 1, "F6": 500, "F8": 50, "F9": 5, "F10": 5,
-        "F11": 2000, "connects": 50_000, "F13": 1000, "F14": 2048, "F15": 3, "F16": 10,
-        "F17": 50, "F19": 1, "F20": 500, "F21": 10_000, "F22": 600, "rolling": 10,
+        "F1": 100, "F2": 50, "F3": 1, "F4": 1, "F5": 1, "F6": 500, "F6-cut": 20, "F8": 50,
+        "F9": 5, "F10": 5, "F11": 2000, "connects": 50_000, "F13": 1000, "F14": 2048, "F15": 3,
+        "F16": 10, "F17": 50, "F19": 1, "F20": 500, "F21": 10_000, "F22": 600, "rolling": 10,
     }  # fmt: skip

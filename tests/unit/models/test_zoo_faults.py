@@ -32,8 +32,8 @@ def test_packages_hold_all_that_an_upload_needs(tmp_path):
     assert faults.main([str(tmp_path), "--spares", "2"]) == 0
     names = {path.stem for path in tmp_path.glob("*.json")}
     assert names == {
-        "busy-1", "echo-1", "echo-2", "storm-1", "storm-2", "slow-1", "endless-1", "spare-0",
-        "spare-1",
+        "busy-1", "cut-dense", "cut-table", "echo-1", "echo-2", "storm-1", "storm-2", "slow-1",
+        "endless-1", "spare-0", "spare-1",
     }  # fmt: skip
     first, second = (json.loads((tmp_path / f"spare-{n}.json").read_text()) for n in (0, 1))
     for digest in first["objects"]:

@@ -310,6 +310,41 @@ def test_what_is_not_there_or_not_allowed_names_its_folder(full: Store, tmp_path
             attempt()
 
 
+def test_folders_are_named_whole_however_they_were_given(
+    full: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the log of a timer nobody knows what "b" was relative to."""
+
+    class Broken(UnsyncedFiles):
+        def fsync(self, descriptor: int) -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+    back_up(full.root, tmp_path / "b")
+    monkeypatch.chdir(tmp_path)
+    for attempt, folder in (
+        (lambda: back_up(full.root, Path("c"), files=Broken()), tmp_path / "c"),
+        (lambda: back_up(Path("none"), Path("c")), tmp_path / "none"),
+        (lambda: restore(Path("b"), Path("d"), files=Broken()), tmp_path / "d"),
+        (lambda: restore(Path("b"), Path("d"), snapshot=9), tmp_path / "b"),
+    ):
+        with pytest.raises(RegistryError, match=str(folder)):
+            attempt()
+
+
+def test_what_a_file_server_adds_to_the_folders_of_a_backup_stays(
+    full: Store, tmp_path: Path
+) -> None:
+    """Such as the index of a NAS, in each of them: it is no snapshot, no object, and not ours."""
+    back_up(full.root, tmp_path / "b")
+    added = [tmp_path / "b" / name / "@eaDir" for name in ("snapshots", "objects", ".")]
+    for folder in added:
+        folder.mkdir()
+        (folder / "index").write_text("x")
+    back_up(full.root, tmp_path / "b")
+    assert all((folder / "index").exists() for folder in added)
+    assert restore(tmp_path / "b", tmp_path / "again").missing == ()
+
+
 def test_two_backups_into_one_folder_wait_for_each_other(full: Store, tmp_path: Path) -> None:
     """The second one is refused before it changes anything."""
     back_up(full.root, tmp_path / "b")

@@ -22,7 +22,9 @@ def test_weights_count_once_and_private_memory_once_a_worker():
 def test_what_some_workers_take_less_is_not_counted():
     """The largest figure stands for those only that nobody measured."""
     held = {("m", 1): Footprint({"a": 100}, 50, spared_bytes=70)}
+    assert held["m", 1].private_bytes(workers=3) == 150 - 70
     assert budget.committed_bytes(held, workers=3) == 100 + 150 - 70
+    assert Footprint({"a": 100}, None).private_bytes(workers=3) == 0
 
 
 @pytest.mark.parametrize("order", [(A, B), (B, A)])

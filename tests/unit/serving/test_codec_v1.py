@@ -304,3 +304,9 @@ def test_g16_outputs_without_rows_are_not_split() -> None:
         encode_predict(call, arrays[1:], constant)
     whole = decode({"inputs": [[1, 2], [3, 4]]}, spec)
     assert answered(whole, spec, *arrays) == {"outputs": {"sum": 10.0, "c": [1.0, 2.0]}}
+
+
+def test_of_a_name_that_stands_twice_the_last_counts() -> None:
+    """As most parsers of JSON have it, at any depth."""
+    body = b'{"instances": [[1, 2]], "instances": [{"age": 1, "fare": 2, "age": 3}]}'
+    assert decode_predict(body, TABLE).inputs["x"].tolist() == [[3, 2]]

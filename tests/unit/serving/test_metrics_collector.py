@@ -164,6 +164,14 @@ def test_e01_gauges_are_of_living_workers_only(memory: MetricsMemory) -> None:
         assert value(found, "ramrack_worker_up", slot="1") == 0
 
 
+def test_a_slot_is_up_while_a_worker_of_the_release_before_answers(memory: MetricsMemory) -> None:
+    """Nobody is to be woken because an upgrade takes as long as its versions take to load."""
+    workers = (worker(0, "starting"), worker(1, "starting"))
+    found = samples(memory, Facts(versions=[M], workers=workers, former_slots={1, 5}))
+    assert value(found, "ramrack_worker_up", slot="0") == 0
+    assert value(found, "ramrack_worker_up", slot="1") == 1
+
+
 def test_series_of_an_unloaded_version_are_gone(memory: MetricsMemory) -> None:
     """A version has series while it is loaded, loading, draining or failed."""
     served(memory.writer(0).version("m", 1), 1)

@@ -74,7 +74,7 @@ export function unload(model, version, memory) {
     role.isPrevious ? "a rollback would go back to it" : "",
     names.length ? `${names.length === 1 ? "the alias" : "the aliases"} ${names.join(", ")} ${names.length === 1 ? "names" : "name"} it` : "",
   ].filter(Boolean);
-  const back = version.object_bytes - version.shared_bytes + (version.private_bytes_per_worker ?? 0) * memory.workers;
+  const back = version.object_bytes - version.shared_bytes + version.private_bytes;
   const free = memory.free_bytes;
   openDialog({
     title: `Unload ${named(model, version)}`, confirm: "Unload", isDanger: true,

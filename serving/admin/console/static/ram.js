@@ -16,7 +16,7 @@ export function parts(models, memory) {
         hue: index % HUES,
         own: version.object_bytes - version.shared_bytes,
         shared: version.shared_bytes,
-        privately: (version.private_bytes_per_worker ?? 0) * memory.workers,
+        privately: version.private_bytes,
       });
     }
   });

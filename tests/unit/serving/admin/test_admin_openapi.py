@@ -130,7 +130,8 @@ async def test_a_change_that_takes_if_match_says_so_and_where_to_get_one(client)
         if "If-Match" in {parameter["name"] for parameter in operation.get("parameters", ())}
     }  # fmt: skip
     assert {operation["operationId"] for operation in takes.values()} == {
-        "set_alias", "delete_alias", "set_route", "delete_route", "roll_back", "set_settings",
+        "set_alias", "delete_alias", "set_route", "delete_route", "roll_back", "release",
+        "set_settings",
     }  # fmt: skip
     tagged = {
         operation["operationId"] for operation in operations(document).values()

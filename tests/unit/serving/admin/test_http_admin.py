@@ -178,6 +178,22 @@ async def test_body_that_is_not_json_is_refused(client):
         await error_of(await client.post("/admin/v1/gc", content=body), 400)
 
 
+async def test_a_name_that_stands_twice_changes_nothing(world, client):
+    """Nobody can tell which of the two was meant: a 400 that names it, on every call."""
+    await world.push_loaded("m", 1)
+    for method, path, body in (
+        ("PUT", f"{MODELS}/m/aliases/prod", b'{"version": 1, "version": 2}'),
+        ("PUT", f"{MODELS}/m/route", b'{"latest": true, "latest": false}'),
+        ("PUT", f"{MODELS}/m/settings", b'{"retain": 3, "retain": 5}'),
+        ("POST", f"{MODELS}/m/versions", b'{"format": 1, "format": 1}'),
+        ("POST", "/v2/repository/models/m/load", b'{"parameters": {}, "parameters": {}}'),
+    ):
+        name = body.split(b'"')[1].decode()
+        answer = await client.request(method, path, content=body)
+        assert f"the name '{name}' stands twice" in await error_of(answer, 400)
+    assert (await client.get(f"{MODELS}/m")).json()["aliases"] == {}
+
+
 async def test_body_larger_than_eight_mib_is_refused_while_it_arrives(client):
     """A body past the limit is a 413, and is not read to its end."""
     sent = 0

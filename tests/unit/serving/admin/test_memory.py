@@ -197,7 +197,8 @@ async def test_each_worker_counts_with_what_it_measured_itself(world):
 
     assert ledger.workers == 2
     assert await measured(500, 20) == 520
-    assert ledger.versions()["m", 1].private_bytes_per_worker == 500
+    memory = ledger.versions()["m", 1]
+    assert (memory.private_bytes_per_worker, memory.private_bytes) == (500, 520)
     # Of a worker that is not back yet the most is expected, and of one that left nothing.
     assert await measured(500) == 1000
     assert await measured(20, 20) == 40

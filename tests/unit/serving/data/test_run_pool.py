@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
-from serving.data.run_pool import RunPool, UnderWay, background_executor
+from serving.data.run_pool import MAX_NICE, RunPool, UnderWay, background_executor
+
+ROOT = Path(__file__).parents[4]
 
 
 def nice_here() -> int:
@@ -18,17 +23,35 @@ def nice_here() -> int:
     ("priority", "nice"), [(0, 5), (3, 2), (5, 0), (100, 0), (-5, 10), (-100, 19)]
 )
 def test_priority_is_how_little_a_thread_gives_way(priority: int, nice: int) -> None:
-    """The loop itself stays as it is, and a change holds from the next run on."""
+    """Counted from the loop, which stays as it is; a change holds from the next run on."""
     pool = RunPool(2)
     executor = pool.executor()
     executor.submit(nice_here).result()
     executor.priority = priority
     before = nice_here()
     try:
-        assert executor.submit(nice_here).result() == max(nice, before)
+        assert executor.submit(nice_here).result() == min(before + nice, MAX_NICE)
         assert nice_here() == before
     finally:
         pool.close()
+
+
+@pytest.mark.slow
+def test_threads_of_a_server_that_is_nice_give_way_to_its_loop() -> None:
+    """As they do in any other; with a nice value of their own they would go before it."""
+    code = (
+        "import os, threading\n"
+        "mine = os.nice(3)\n"
+        "from serving.data.run_pool import RunPool\n"
+        "theirs = lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id())\n"
+        "pool = RunPool(1)\n"
+        "print(mine, pool.executor().submit(theirs).result())\n"
+        "pool.close()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True,
+                          timeout=60, check=True)  # fmt: skip
+    mine, theirs = map(int, done.stdout.split())
+    assert theirs == min(mine + 5, MAX_NICE)
 
 
 def test_it_is_known_whether_any_thread_is_at_work() -> None:
