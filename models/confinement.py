@@ -6,10 +6,13 @@ For a process of one thread. Standard library only, so that it comes before ever
 from __future__ import annotations
 
 import ctypes
+import os
+import signal
 from typing import Final
 
 _CLONE_NEWUSER: Final = 0x10000000
 _CLONE_NEWNET: Final = 0x40000000
+_PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NO_NEW_PRIVS: Final = 38
 
 
@@ -26,3 +29,10 @@ def leave_network() -> bool:
 def gain_nothing() -> None:
     """Let no program that this process starts have more rights than it has: no set-uid bits."""
     ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+
+
+def die_with(parent_pid: int) -> None:
+    """Let the kernel end this process with its parent, or rather the thread that started it."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(1)  # it died before the call above

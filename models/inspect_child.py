@@ -7,11 +7,9 @@ one line of JSON. It ends with stdin.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import resource
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -28,7 +26,6 @@ from registry.manifest import JsonObject, Manifest, parse_manifest
 if TYPE_CHECKING:
     import onnx
 
-_PR_SET_PDEATHSIG: Final = 1
 _OPEN_FILES: Final = 256
 # Workers add less: what was never served yet goes first.
 _OOM_SCORE: Final = 1000
@@ -44,7 +41,7 @@ def main() -> int:
     # First, for it may make the kernel forget whose death ends this process.
     confinement.leave_network()
     confinement.gain_nothing()
-    _die_with(parent_pid)
+    confinement.die_with(parent_pid)
     _confine(file_bytes)
     stay_alone()
     while sys.stdin.buffer.read(1):
@@ -236,12 +233,6 @@ _TASKS: Final[Mapping[str, Callable[[dict[str, Any]], JsonObject]]] = {
     "pack": _pack,
     "compare": _compare,
 }
-
-
-def _die_with(parent_pid: int) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:
-        os._exit(1)  # it died before the call above
 
 
 def _confine(file_bytes: int) -> None:

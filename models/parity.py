@@ -184,15 +184,10 @@ def _labels(
     Rows with such labels are marked in ``is_off``.
     """
     total = ties = 0
-    is_tie: NDArray[np.bool_] | None = None
-    for name, expected in theirs.items():
-        gap = _gap(name, expected)
-        if gap is not None:
-            is_near = gap <= 2 * tolerance
-            is_tie = is_near if is_tie is None else is_tie | is_near
     for name, expected in theirs.items():
         if expected.dtype.kind == "f":
             continue
+        is_tie = near_ties(expected, theirs, tolerance)
         differs = np.asarray(ours[name]) != expected
         if is_tie is not None:
             ties += int((differs & is_tie).sum())
@@ -200,6 +195,43 @@ def _labels(
         total += int(differs.sum())
         is_off |= differs.reshape(len(is_off), -1).any(axis=1)
     return total, ties
+
+
+def near_ties(
+    labels: Array, outputs: Mapping[str, Array], tolerance: float
+) -> NDArray[np.bool_] | None:
+    """Return which of ``labels`` another one is within twice the tolerance of.
+
+    None where no output tells. Of several labels or targets a row, each is judged by its own
+    numbers: a label is in two minds at a probability of a half, or a score of zero.
+    """
+    if labels.ndim == 2:
+        return _near_halves(labels, outputs, tolerance)
+    is_tie: NDArray[np.bool_] | None = None
+    for name, expected in outputs.items():
+        gap = _gap(name, expected)
+        if gap is not None:
+            is_near = gap <= 2 * tolerance
+            is_tie = is_near if is_tie is None else is_tie | is_near
+    return is_tie
+
+
+def _near_halves(
+    labels: Array, outputs: Mapping[str, Array], tolerance: float
+) -> NDArray[np.bool_] | None:
+    gaps: NDArray[np.float64] | None = None
+    for name, expected in outputs.items():
+        stem, _, target = name.partition("_")
+        if name == "scores" and expected.shape == labels.shape:
+            gaps = np.abs(expected.astype(np.float64))
+        elif name == "probabilities" and expected.shape == labels.shape:
+            gaps = np.abs(2.0 * expected.astype(np.float64) - 1.0)
+        elif stem == "probabilities" and target.isdecimal() and int(target) < labels.shape[1]:
+            gaps = np.full(labels.shape, np.inf) if gaps is None else gaps
+            gap = _gap(name, expected)
+            if gap is not None:
+                gaps[:, int(target)] = gap
+    return None if gaps is None else gaps <= 2 * tolerance
 
 
 def _gap(name: str, expected: Array) -> NDArray[np.float64] | None:

@@ -21,7 +21,17 @@ MAX_DIMENSIONS: Final = 8
 MAX_DIMENSION: Final = 2**63 - 1  # of any runtime and of numpy
 MAX_TENSOR_SPECS: Final = 10_000
 _SPEC_KEYS: Final = frozenset(
-    {"name", "datatype", "shape", "columns", "labels", "categories", "missing", "method"}
+    {
+        "name",
+        "datatype",
+        "shape",
+        "columns",
+        "labels",
+        "categories",
+        "missing",
+        "method",
+        "integers",
+    }
 )
 _LISTED: Final = {"columns": "column", "categories": "category", "labels": "label"}
 
@@ -36,6 +46,8 @@ class TensorSpec:
     ``categories``: for inputs, the values that training knew, for documentation.
     ``missing``: for BYTES inputs, the text that stands for a missing value; None: null is refused.
     ``method``: for outputs, the native method that it equals, such as ``predict_proba``.
+    ``integers``: for BYTES inputs, whether a whole number may be sent in place of its digits,
+    because the library takes both for the same.
     """
 
     name: str
@@ -46,6 +58,7 @@ class TensorSpec:
     categories: tuple[str, ...] | None = None
     missing: str | None = None
     method: str | None = None
+    integers: bool = False
 
     def to_json(self) -> JsonObject:
         """Return the JSON form; optional fields only where they are set."""
@@ -62,6 +75,8 @@ class TensorSpec:
             value = getattr(self, key)
             if value is not None:
                 document[key] = value
+        if self.integers:
+            document["integers"] = True
         return document
 
 
@@ -193,7 +208,16 @@ def _spec(item: object, where: str) -> TensorSpec:
         categories=_strings(item.get("categories"), f"{where}.categories"),
         missing=_optional_string(item.get("missing"), f"{where}.missing"),
         method=_optional_string(item.get("method"), f"{where}.method"),
+        integers=_integers(item.get("integers", False), str(datatype), f"{where}.integers"),
     )
+
+
+def _integers(value: object, datatype: str, where: str) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidInput(f"{where}: {shown(value)} must be true or false")
+    if value and datatype != "BYTES":
+        raise InvalidInput(f"{where}: true is for BYTES only, this is {datatype}")
+    return value
 
 
 def _shape(value: object, where: str) -> tuple[int, ...]:

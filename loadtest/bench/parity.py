@@ -221,12 +221,24 @@ def differences(
 ) -> tuple[float, int]:
     """Return the largest relative difference, and the labels that differ outside ties."""
     largest = 0.0
-    is_tie = np.zeros(len(next(iter(native.values()))), dtype=bool)
     for name, expected in native.items():
         if name not in served:
             return math.inf, 0
         if expected.dtype.kind == "f":
             largest = max(largest, max(_relative(served[name], expected), default=0.0))
+    if "label" not in native:
+        return largest, 0
+    if served["label"].shape != native["label"].shape:
+        return math.inf, 0
+    ties = _ties_of_several(native) if native["label"].ndim == 2 else _ties(native)
+    differs = served["label"].astype(str) != native["label"].astype(str)
+    return largest, int((differs & ~ties).sum())
+
+
+def _ties(native: dict[str, NDArray[Any]]) -> NDArray[np.bool_]:
+    """Return the rows whose two best classes are within twice the tolerance."""
+    is_tie = np.zeros(len(native["label"]), dtype=bool)
+    for name, expected in native.items():
         if name == "probabilities":
             top = np.sort(expected, axis=1)
             is_tie = top[:, -1] - top[:, -2] <= 2 * _TOLERANCE
@@ -235,10 +247,21 @@ def differences(
             # The one score of two classes decides by its sign, several by the largest.
             gap = np.abs(top[:, -1]) if top.shape[1] == 1 else top[:, -1] - top[:, -2]
             is_tie = gap <= 2 * _TOLERANCE
-    if "label" not in native:
-        return largest, 0
-    differs = served["label"].astype(str) != native["label"].astype(str)
-    return largest, int((differs & ~is_tie).sum())
+    return is_tie
+
+
+def _ties_of_several(native: dict[str, NDArray[Any]]) -> NDArray[np.bool_]:
+    """Return the labels, of several a row, that are near a half, or near another of their own."""
+    near = np.zeros(native["label"].shape, dtype=bool)
+    for name, expected in native.items():
+        if name in ("probabilities", "scores"):
+            middle = 0.5 if name == "probabilities" else 0.0
+            near |= np.abs(expected - middle) <= _TOLERANCE
+        elif name.startswith("probabilities_"):
+            top = np.sort(expected, axis=1)
+            target = int(name.removeprefix("probabilities_"))
+            near[:, target] = top[:, -1] - top[:, -2] <= 2 * _TOLERANCE
+    return near
 
 
 def _relative(got: NDArray[Any], expected: NDArray[Any]) -> Iterator[float]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from models.convert.bounded import DEFAULT_TIMEOUT_S
 from models.convert.detect import BOOSTERS, FORMATS, NETWORKS, RUN_CODE, detect_format
 from models.convert.extras import need
 from models.convert.sample import Sample, read_sample
@@ -50,7 +51,9 @@ class ConvertOptions:
     which leaves no runtime but "onnx". ``folder``: smaller weights and the graphs of networks are
     written into it; it must stay until they have been sent. ``is_code_trusted``: whether Lambda
     layers in a file of Keras, which are Python code, may be run. ``is_apart``: a file that
-    a training library opens is opened in a process of its own, for it may crash the library.
+    a training library opens is opened in a process of its own, for it may crash the library, and a
+    graph is made smaller there. ``timeout_s``: how long such a process may take, and that of a
+    network, before it is ended.
     """
 
     format: str = "auto"
@@ -62,6 +65,7 @@ class ConvertOptions:
     runtime: str = "auto"
     is_code_trusted: bool = False
     is_apart: bool = False
+    timeout_s: float = DEFAULT_TIMEOUT_S
 
 
 def convert(
@@ -88,7 +92,10 @@ def convert(
         from models.convert.mlflow import convert_folder
 
         return convert_folder(name, path, options, convert, before_pickle)
-    if options.is_apart and found in (*BOOSTERS, "pickle", "skops"):
+    is_opened = found in (*BOOSTERS, "pickle", "skops")
+    # Smaller weights are measured by running the graph, which may hold a loop without an end.
+    is_run = options.quantize is not None and found not in _FOUND_IN_NETWORKS
+    if options.is_apart and (is_opened or is_run):
         from models.convert.elsewhere import convert_apart
 
         if before_pickle is not None and found in RUN_CODE:
@@ -164,7 +171,9 @@ def _convert_network(
     need(*NEEDED[library_of(found)])
     if before_pickle is not None and (found in RUN_CODE or options.is_code_trusted):
         before_pickle()
-    order = Order(path, found, options.sample, options.folder, options.is_code_trusted)
+    order = Order(
+        path, found, options.sample, options.folder, options.is_code_trusted, options.timeout_s
+    )
     network = convert_network(order, tolerance)
     source: JsonObject = {
         "framework": network.framework,

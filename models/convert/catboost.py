@@ -22,10 +22,13 @@ from models.convert.graph import (
     Graph,
     InnerModel,
     NativeModel,
+    add_flags,
     add_label,
     class_labels,
     classification_outputs,
+    flagged,
     label_array,
+    multilabel_outputs,
 )
 from models.convert.sample import Sample
 from models.convert.trees import Forest, Precision, ensemble_node, library_versions
@@ -35,17 +38,19 @@ from models.servable import Array
 from models.signature import Signature, TensorSpec
 from registry.manifest import JsonObject
 
-_BINARY: Final = frozenset({"Logloss", "CrossEntropy"})
+_BINARY: Final = frozenset({"Logloss", "CrossEntropy", "Focal"})
+_MULTILABEL: Final = frozenset({"MultiLogloss", "MultiCrossEntropy"})
 _MULTICLASS: Final = frozenset({"MultiClass", "MultiClassOneVsAll"})
 _EXPONENTIAL: Final = frozenset({"Poisson", "Tweedie"})
 _UNCERTAINTY: Final = "RMSEWithUncertainty"
 _IDENTITY: Final = frozenset(
-    {"RMSE", "MAE", "Quantile", "LogLinQuantile", "MultiQuantile", "MultiRMSE", "LogCosh", "Lq",
-     "Huber", "Expectile", "MAPE", "Cox", "SurvivalAft", "PairLogit", "PairLogitPairwise",
+    {"RMSE", "MAE", "Quantile", "LogLinQuantile", "MultiQuantile", "MultiRMSE",
+     "MultiRMSEWithMissingValues", "GroupQuantile", "RMSPE", "LogCosh", "Lq", "Huber",
+     "Expectile", "MAPE", "Cox", "SurvivalAft", "PairLogit", "PairLogitPairwise",
      "YetiRank", "YetiRankPairwise", "QueryRMSE", "QuerySoftMax", "QueryCrossEntropy",
      "StochasticRank", "LambdaMart"}
 )  # fmt: skip
-_LOSSES: Final = _BINARY | _MULTICLASS | _EXPONENTIAL | _IDENTITY | {_UNCERTAINTY}
+_LOSSES: Final = _BINARY | _MULTICLASS | _MULTILABEL | _EXPONENTIAL | _IDENTITY | {_UNCERTAINTY}
 _SEED: Final = 20_240_131
 _MADE_ROWS: Final = 2_000
 _UNSEEN: Final = ("a value that no training row had", "another one", "0", "1")
@@ -53,13 +58,22 @@ _UNSEEN: Final = ("a value that no training row had", "another one", "0", "1")
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A model and what it is. ``texts``: flat features that are categories or texts."""
+    """A model and what it is. ``texts``: flat features that are categories or texts.
+
+    ``sentences``: those of them that are texts, of several words.
+    """
 
     model: Any
     loss: str
     features: tuple[str, ...]
     texts: frozenset[int]
+    sentences: frozenset[int]
     labels: tuple[str | int, ...]
+
+    @property
+    def is_multilabel(self) -> bool:
+        """Whether a row may have several of the labels."""
+        return self.loss in _MULTILABEL
 
     @property
     def prediction_type(self) -> str:
@@ -128,7 +142,9 @@ def add_inner_model(graph: Graph, model: Any, matrix: str, precision: Precision)
     raw, targets = _add_trees(graph, forest, matrix, precision), forest.target_count
     if source.labels:
         probabilities = _add_probabilities(graph, source, raw, "")
-        return InnerModel(raw, targets, probabilities=probabilities)
+        return InnerModel(
+            raw, targets, probabilities=probabilities, is_multilabel=source.is_multilabel
+        )
     return InnerModel(raw, targets, prediction=_add_prediction(graph, source, raw, ""))
 
 
@@ -155,8 +171,9 @@ def _source(model: Any) -> _Source:
         raise ConversionRefused(
             f"CatBoost: feature {names[embeddings[0]]!r} is an embedding, which is not supported"
         )
-    texts = {*model.get_cat_feature_indices(), *model.get_text_feature_indices()}
-    return _Source(model, loss, names, frozenset(texts), _labels(model, loss))
+    sentences = frozenset(model.get_text_feature_indices())
+    texts = sentences | frozenset(model.get_cat_feature_indices())
+    return _Source(model, loss, names, texts, sentences, _labels(model, loss))
 
 
 def _parameters(model: Any) -> Mapping[str, Any]:
@@ -173,6 +190,8 @@ def _parameters(model: Any) -> Mapping[str, Any]:
 
 
 def _labels(model: Any, loss: str) -> tuple[str | int, ...]:
+    if loss in _MULTILABEL:
+        return class_labels(list(model.classes_))
     if loss not in _BINARY | _MULTICLASS:
         return ()
     threshold = float(model.get_metadata().get("binclass_probability_threshold", 0.5))
@@ -192,12 +211,17 @@ def _inputs(source: _Source) -> tuple[TensorSpec, ...]:
         names = None if source.features == automatic else source.features
         return (TensorSpec("input", "FP32", (-1, width), columns=names),)
     return tuple(
-        TensorSpec(name, "BYTES" if i in source.texts else "FP32", (-1, 1))
+        TensorSpec(
+            name, "BYTES" if i in source.texts else "FP32", (-1, 1),
+            integers=i in source.texts and i not in source.sentences,
+        )
         for i, name in enumerate(source.features)
-    )
+    )  # fmt: skip
 
 
 def _outputs(source: _Source) -> tuple[TensorSpec, ...]:
+    if source.is_multilabel:
+        return multilabel_outputs(source.labels)
     if source.labels:
         return classification_outputs(source.labels)
     probe = np.zeros((1, len(source.features)), np.float32)
@@ -242,7 +266,10 @@ def _saved(model: Any, form: str) -> bytes:
 def _add_outputs(graph: Graph, source: _Source, raw: str) -> None:
     if source.labels:
         _add_probabilities(graph, source, raw, "probabilities")
-        add_label(graph, "probabilities", source.labels, output="label")
+        if source.is_multilabel:
+            add_flags(graph, "probabilities", output="label")
+        else:
+            add_label(graph, "probabilities", source.labels, output="label")
         return
     (spec,) = _outputs(source)
     if len(spec.shape) == 1:
@@ -253,7 +280,7 @@ def _add_outputs(graph: Graph, source: _Source, raw: str) -> None:
 def _add_probabilities(graph: Graph, source: _Source, raw: str, output: str) -> str:
     if source.loss == "MultiClass":
         return graph.add("Softmax", raw, output=output, axis=1)
-    if source.loss == "MultiClassOneVsAll":
+    if source.loss == "MultiClassOneVsAll" or source.is_multilabel:
         return graph.add("Sigmoid", raw, output=output)
     # Both from the margin: 1 - p would lose the small one to rounding.
     positive = graph.add("Sigmoid", raw)
@@ -288,6 +315,8 @@ def _native(source: _Source, signature: Signature) -> Answer:
         if source.texts:
             table = np.concatenate([column.astype(object) for column in columns], axis=1)
         predicted = _predict(source, table)
+        if source.is_multilabel:
+            return {"label": flagged(predicted), "probabilities": predicted}
         if not source.labels:
             return {"prediction": predicted}
         label = label_array(source.labels)[predicted.argmax(axis=1)]

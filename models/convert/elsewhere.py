@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from models.convert import ConvertOptions
+from models.convert.bounded import Ended, TookTooLong, run_bounded, too_slow
 from models.convert.detect import RUN_CODE, detect_format
 from models.convert.extras import ModulesMissing
 from models.errors import ConversionRefused
@@ -60,7 +60,7 @@ def convert_elsewhere(
         if answer is None:
             raise ConversionRefused(
                 f"--python {shown(str(python))}: the conversion ended with exit code "
-                f"{done.returncode}: {_said(done)}"
+                f"{done.code}: {_said(done)}"
             )
         if "missing" in answer:
             raise _lacking(python, answer["missing"])
@@ -70,14 +70,14 @@ def convert_elsewhere(
 def convert_apart(name: str, path: Path, options: ConvertOptions) -> Package:
     """Return what ``convert`` returns, computed by a process of its own.
 
-    A library may crash on a damaged file, and then ends nothing but that process. Raises
-    ConversionRefused.
+    A library may crash on a damaged file, or never come to an end, and then ends nothing but that
+    process. Raises ConversionRefused.
     """
     with _asked(Path(sys.executable), name, path, options) as (folder, answer, done):
         if answer is None:
-            ended = f"exit code {done.returncode}"
-            if done.returncode < 0:
-                ended = signal.Signals(-done.returncode).name
+            ended = f"exit code {done.code}"
+            if done.code < 0:
+                ended = signal.Signals(-done.code).name
             raise ConversionRefused(
                 f"{shown(path.name)} cannot be converted: the library that opens it crashed "
                 f"({ended}); the file may be damaged or truncated"
@@ -90,7 +90,7 @@ def convert_apart(name: str, path: Path, options: ConvertOptions) -> Package:
 @contextmanager
 def _asked(
     python: Path, name: str, path: Path, options: ConvertOptions
-) -> Iterator[tuple[Path, dict[str, Any] | None, subprocess.CompletedProcess[str]]]:
+) -> Iterator[tuple[Path, dict[str, Any] | None, Ended]]:
     """Give the folder with what the child wrote, its answer (None: it gave none), how it ended."""
     with tempfile.TemporaryDirectory(prefix="ramrack-convert-") as text:
         folder = Path(text)
@@ -110,12 +110,15 @@ def _asked(
             "folder": str(options.folder.resolve()) if options.folder is not None else None,
             "meta": options.meta,
             "is_code_trusted": options.is_code_trusted,
+            "timeout_s": options.timeout_s,
         }
         (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
         # -P: what lies where the command was called is no library.
-        done = _run(
-            [str(python), "-P", "-m", "models.convert.elsewhere_child", str(folder)], folder
-        )
+        command = [str(python), "-P", "-m", "models.convert.elsewhere_child", str(folder)]
+        try:
+            done = _run(command, folder, options.timeout_s)
+        except TookTooLong:
+            raise too_slow(path, options.timeout_s) from None
         answer: dict[str, Any] | None
         try:
             answer = json.loads((folder / "answer.json").read_text(encoding="utf-8"))
@@ -125,9 +128,15 @@ def _asked(
 
 
 def _check(python: Path) -> None:
-    done = _run([str(python), "-c", _PROBE, *_NEEDED], None, timeout_s=_PROBE_TIMEOUT_S)
+    command = [str(python), "-c", _PROBE, *_NEEDED]
     try:
-        version, missing = json.loads(done.stdout)
+        done = _run(command, None, _PROBE_TIMEOUT_S)
+    except TookTooLong:
+        raise ConversionRefused(
+            f"--python {shown(str(python))}: it does not answer within {_PROBE_TIMEOUT_S:g} s"
+        ) from None
+    try:
+        version, missing = json.loads(done.output)
         version = tuple(version)
     except (ValueError, TypeError):
         raise ConversionRefused(
@@ -149,22 +158,16 @@ def _lacking(python: Path, modules: Sequence[str]) -> ConversionRefused:
     )
 
 
-def _run(
-    command: list[str], folder: Path | None, timeout_s: float | None = None
-) -> subprocess.CompletedProcess[str]:
+def _run(command: list[str], folder: Path | None, timeout_s: float) -> Ended:
     environment = dict(os.environ)
     if folder is not None:
         code, inherited = str(folder / "code"), environment.get("PYTHONPATH")
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (code, inherited)))
         environment["TMPDIR"] = str(folder / "scratch")
     try:
-        return subprocess.run(
-            command, env=environment, capture_output=True, text=True, errors="replace",
-            timeout=timeout_s, check=False, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it does not answer"
-        raise ConversionRefused(f"--python {shown(command[0])}: {reason}") from error
+        return run_bounded(command, timeout_s, environment=environment)
+    except OSError as error:
+        raise ConversionRefused(f"--python {shown(command[0])}: {error.strerror}") from error
 
 
 def _package(folder: Path, answer: dict[str, Any], kept: Path | None) -> Package:
@@ -187,6 +190,6 @@ def _package(folder: Path, answer: dict[str, Any], kept: Path | None) -> Package
     return Package(manifest, tuple(objects))
 
 
-def _said(done: subprocess.CompletedProcess[str]) -> str:
-    lines = (done.stderr or done.stdout).strip().splitlines()
+def _said(done: Ended) -> str:
+    lines = (done.errors or done.output).strip().splitlines()
     return lines[-1][:_SAID_CHARACTERS] if lines else "it says nothing"

@@ -6,9 +6,11 @@ FOLDER holds ``request.json``; ``answer.json`` and the objects are written into 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
+from models import confinement
 from models.convert import ConvertOptions, convert
 from models.convert.extras import ModulesMissing
 from models.errors import ConversionRefused
@@ -19,6 +21,7 @@ from registry.manifest import JsonObject
 
 def main() -> int:
     """Convert what the request names and write the answer."""
+    confinement.die_with(os.getppid())
     folder = Path(sys.argv[1])
     request = json.loads((folder / "request.json").read_text(encoding="utf-8"))
     options = ConvertOptions(
@@ -30,6 +33,7 @@ def main() -> int:
         folder=Path(request["folder"]) if request["folder"] is not None else None,
         meta=request["meta"],
         is_code_trusted=request["is_code_trusted"],
+        timeout_s=request["timeout_s"],
     )
     answer: JsonObject
     try:

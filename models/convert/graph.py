@@ -59,12 +59,14 @@ class InnerModel:
 
     ``raw``: sums of the trees, ``(rows, targets)``. ``prediction``: as many numbers for each row,
     in any shape; "" for a classifier. ``probabilities``: ``(rows, classes)``, "" for a regressor.
+    ``is_multilabel``: they are of labels, of which a row may have several.
     """
 
     raw: str
     targets: int
     prediction: str = ""
     probabilities: str = ""
+    is_multilabel: bool = False
 
 
 @dataclass(slots=True)
@@ -173,6 +175,32 @@ def classification_outputs(
         TensorSpec("label", datatype, (-1,), method="predict"),
         TensorSpec("probabilities", "FP32", (-1, len(labels)), labels=tuple(labels), method=method),
     )
+
+
+def multilabel_outputs(names: Sequence[str | int]) -> tuple[TensorSpec, TensorSpec]:
+    """Return the specs of ``label`` and ``probabilities`` where a row may have several labels.
+
+    ``label`` has a 0 or 1 for each of ``names``, ``probabilities`` how probable each is by itself.
+    """
+    width = len(names)
+    return (
+        TensorSpec("label", "INT64", (-1, width), method="predict"),
+        TensorSpec(
+            "probabilities", "FP32", (-1, width), labels=tuple(names), method="predict_proba"
+        ),
+    )
+
+
+def flagged(probabilities: Array) -> Array:
+    """Return which labels a row has: those more probable than not."""
+    return (probabilities > 0.5).astype(np.int64)
+
+
+def add_flags(graph: Graph, probabilities: str, output: str) -> None:
+    """Add which labels a row has, as ``flagged``."""
+    half = graph.constant(np.array(0.5, np.float32))
+    above = graph.add("Greater", probabilities, half)
+    graph.add("Cast", above, output=output, to=TensorProto.INT64)
 
 
 def add_label(graph: Graph, probabilities: str, labels: Sequence[str | int], output: str) -> None:

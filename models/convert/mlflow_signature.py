@@ -140,7 +140,7 @@ def _by_name(specs: Sequence[TensorSpec], columns: Sequence[Column]) -> tuple[st
 
 def _check_type(column: Column, spec: TensorSpec) -> None:
     if spec.datatype == "BYTES":
-        fits = column.type == "string"
+        fits = column.type == "string" or (spec.integers and column.type in _WHOLE)
     elif spec.datatype.startswith("FP"):
         fits = column.type in _NUMBERS
     else:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 
 import onnx
 
+from models import confinement
 from models.convert.network_rows import make_cases, write_cases
 from models.convert.networks import CASES_FILE, GRAPH_FILE, Order, library_of
 from models.convert.onnx_file import read_onnx
@@ -102,6 +104,7 @@ def _tidy(path: Path) -> None:
 
 def main() -> int:
     """Convert what the request names and write the answer."""
+    confinement.die_with(os.getppid())
     folder = Path(sys.argv[1])
     request: Mapping[str, Any] = json.loads((folder / "request.json").read_text(encoding="utf-8"))
     order = Order(

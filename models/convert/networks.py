@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from models.convert.bounded import DEFAULT_TIMEOUT_S, TookTooLong, run_bounded, too_slow
 from models.convert.detect import NETWORKS
 from models.convert.network_proof import prove
 from models.convert.network_rows import read_cases
@@ -53,7 +53,8 @@ class Network:
 class Order:
     """What to convert. ``folder``: an empty one, which must stay until the push is over.
 
-    ``is_code_trusted``: whether code in a file of Keras may be run.
+    ``is_code_trusted``: whether code in a file of Keras may be run. ``timeout_s``: how long the
+    process that converts may take.
     """
 
     path: Path
@@ -61,6 +62,7 @@ class Order:
     sample: Path | None
     folder: Path
     is_code_trusted: bool = False
+    timeout_s: float = DEFAULT_TIMEOUT_S
 
 
 def library_of(found: str) -> str:
@@ -112,11 +114,13 @@ def _ask_child(order: Order) -> Mapping[str, Any]:
     }
     with tempfile.TemporaryDirectory(prefix="ramrack-network-") as scratch:
         (order.folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
-        done = subprocess.run(
-            [sys.executable, "-m", "models.convert.network_child", str(order.folder)],
-            env=_environment(scratch), cwd=scratch, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, errors="replace", check=False,
-        )  # fmt: skip
+        command = [sys.executable, "-m", "models.convert.network_child", str(order.folder)]
+        try:
+            done = run_bounded(
+                command, order.timeout_s, environment=_environment(scratch), folder=scratch
+            )
+        except TookTooLong:
+            raise too_slow(order.path, order.timeout_s) from None
     try:
         answer: Mapping[str, Any] = json.loads(
             (order.folder / "answer.json").read_text(encoding="utf-8")
@@ -124,7 +128,7 @@ def _ask_child(order: Order) -> Mapping[str, Any]:
     except (OSError, ValueError):
         raise ConversionRefused(
             f"{shown(order.path.name)}: {library_of(order.found)} could not open or convert it: "
-            f"the process ended with exit code {done.returncode}: {_said(done.stderr)}"
+            f"the process ended with exit code {done.code}: {_said(done.errors)}"
         ) from None
     return answer
 

@@ -31,6 +31,7 @@ from models.convert.sklearn_columns import (
 )
 from models.convert.sklearn_graph import Frame, build_graph
 from models.convert.sklearn_rows import Accepted, make_rows, missing_rows, ordinary_row, probe
+from models.convert.sklearn_targets import is_several, several_outputs, target_of
 from models.convert.trees import Precision, library_versions
 from models.errors import ConversionRefused
 from models.parity import Answer, Inputs, compare, graph_answer
@@ -93,15 +94,15 @@ def _frame(estimator: Any, columns: list[Column], has_names: bool, sample: Sampl
     return replace(frame, signature=Signature(inputs, outputs))
 
 
-def _one_row(estimator: Any, frame: Frame) -> Callable[[str], Array | None]:
+def _one_row(estimator: Any, frame: Frame) -> Callable[[str], Any]:
     """Return what a method answers for one ordinary row, which shows the shape of its answers."""
 
-    def ask(method: str) -> Array | None:
+    def ask(method: str) -> Any:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 table = _table(frame, ordinary_row(frame.used, frame.signature))
-                return np.asarray(getattr(estimator, method)(table))
+                return _asked(getattr(estimator, method), table)
         # Whatever scikit-learn says of a row that was made up.
         except (ValueError, TypeError, AttributeError, IndexError):
             return None
@@ -119,17 +120,15 @@ def _column_spec(column: Column, sample: Sample | None) -> TensorSpec:
     return TensorSpec(column.name, datatype, (-1, 1), categories=categories)
 
 
-def _outputs(estimator: Any, ask: Callable[[str], Array | None]) -> tuple[TensorSpec, ...]:
+def _outputs(estimator: Any, ask: Callable[[str], Any]) -> tuple[TensorSpec, ...]:
     classes = getattr(estimator, "classes_", None)
     if classes is not None and not len(classes):  # what a regressor of CatBoost has
         classes = None
     final = final_estimator(estimator)
-    name = type(final).__name__
-    predicted = ask("predict")
-    # One column is what CatBoost predicts for several classes.
-    is_wide = classes is not None and predicted is not None and predicted[:1].size > 1
-    if isinstance(classes, list) or is_wide:
-        raise ConversionRefused(f"{name}: several outputs of classes at once are not supported")
+    found = ask("predict")
+    predicted = None if found is None else np.asarray(found)
+    if is_several(classes, predicted):
+        return several_outputs(estimator, classes, predicted, ask)
     if classes is not None:
         label, probabilities = classification_outputs(class_labels(classes))
         if hasattr(estimator, "predict_proba"):
@@ -150,11 +149,12 @@ def _outputs(estimator: Any, ask: Callable[[str], Array | None]) -> tuple[Tensor
     return (TensorSpec("prediction", "FP32", shape, method="predict"),)
 
 
-def _scores(classes: Any, asked: Array | None) -> TensorSpec:
+def _scores(classes: Any, found: Any) -> TensorSpec:
     """Return the spec of decision_function: a column for each class, or one margin for two."""
     if len(classes) == 2:
         return TensorSpec("scores", "FP32", (-1,), method="decision_function")
-    width = len(classes) if asked is None or asked.ndim < 2 else asked.shape[1]
+    shape = np.shape(found)
+    width = len(classes) if len(shape) < 2 else shape[1]
     labels = class_labels(classes) if width == len(classes) else None
     return TensorSpec("scores", "FP32", (-1, width), labels=labels, method="decision_function")
 
@@ -165,12 +165,17 @@ def _native(estimator: Any, frame: Frame) -> Answer:
     def answer(inputs: Inputs) -> Mapping[str, Array]:
         table = _table(frame, inputs)
         found: dict[str, Array] = {}
+        asked: dict[str, Any] = {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for spec in frame.signature.outputs:
-                method = getattr(estimator, spec.method or "predict")
+                method = spec.method or "predict"
                 try:
-                    found[spec.name] = _as_served(np.asarray(_asked(method, table)), spec)
+                    if method not in asked:
+                        asked[method] = _asked(getattr(estimator, method), table)
+                    target = target_of(spec.name)
+                    predicted = asked[method] if target is None else asked[method][target]
+                    found[spec.name] = _as_served(np.asarray(predicted), spec)
                 except (ValueError, TypeError) as error:
                     reason = str(error).strip().splitlines()[0]
                     raise ConversionRefused(
@@ -192,10 +197,12 @@ def _asked(method: Callable[[Any], Any], table: Any) -> Any:
 
 
 def _as_served(predicted: Array, spec: TensorSpec) -> Array:
+    # One column is what CatBoost predicts for several classes.
+    labels = predicted if len(spec.shape) == 2 else predicted.ravel()
     if spec.datatype == "BYTES":
-        return label_array([str(value) for value in predicted.ravel()])
+        return label_array([str(value) for value in labels.ravel()]).reshape(labels.shape)
     if spec.datatype == "INT64":
-        return predicted.ravel().astype(np.int64)
+        return labels.astype(np.int64)
     return predicted.astype(np.float64)
 
 

@@ -15,9 +15,9 @@ SENTINEL: Final = "__missing__"
 _NOTHING: Final = "__nothing that any request can hold__\0"
 # Estimators that hand their table on to those inside: to several, or to one.
 _LISTS: Final = frozenset(
-    {"AdaBoostClassifier", "AdaBoostRegressor", "MultiOutputRegressor", "OneVsOneClassifier",
-     "OneVsRestClassifier", "StackingClassifier", "StackingRegressor", "VotingClassifier",
-     "VotingRegressor"}
+    {"AdaBoostClassifier", "AdaBoostRegressor", "MultiOutputClassifier",
+     "MultiOutputRegressor", "OneVsOneClassifier", "OneVsRestClassifier",
+     "StackingClassifier", "StackingRegressor", "VotingClassifier", "VotingRegressor"}
 )  # fmt: skip
 _WRAPPERS: Final = frozenset(
     {"GridSearchCV", "RandomizedSearchCV", "TransformedTargetRegressor",
@@ -31,6 +31,7 @@ _BOOSTERS: Final = ("LGBM", "XGB", "CatBoost")
 _JUMPS: Final = frozenset(
     {
         "Binarizer",
+        "ClassifierChain",
         "KBinsDiscretizer",
         "OneHotEncoder",
         "OrdinalEncoder",
@@ -53,7 +54,8 @@ class Column:
     ``special``: numbers that the model treats one by one, such as categories.
     ``none_is_missing``: what is missing was None in training, which is not NaN: an imputer of this
     column looks for it, or an encoder has it as a category. ``is_null_unclear``: an encoder has
-    both. ``imputers``: those that the column passes.
+    both. ``imputers``: those that the column passes. ``is_positive``: a transformer takes numbers
+    above zero only.
     """
 
     name: str
@@ -68,6 +70,7 @@ class Column:
     is_null_unclear: bool = False
     imputers: list[Any] = field(default_factory=list)
     is_used: bool = False
+    is_positive: bool = False
 
 
 def fitted_columns(estimator: Any) -> tuple[list[Column], bool]:
@@ -239,6 +242,10 @@ def _visit(part: Any, columns: Sequence[Column]) -> bool:
         for column, values in zip(columns, part.quantiles_.T, strict=False):
             _note_edges(column, np.unique(values))
         return True
+    if kind == "PowerTransformer":
+        for column in columns:
+            column.is_positive |= part.method == "box-cox"
+        return False
     if kind == "Binarizer":
         for column in columns:
             _note_edges(column, [part.threshold])

@@ -10,6 +10,7 @@ import onnx
 from models.convert.graph import ONNX_TYPES, Graph, class_labels, label_array
 from models.convert.predictors.compiler import Compiler, Predicted, Source
 from models.convert.sklearn_columns import Column
+from models.convert.sklearn_targets import target_output
 from models.convert.trees import Precision
 from models.errors import ConversionRefused
 from models.signature import Signature, TensorSpec
@@ -74,12 +75,15 @@ def _source(compiler: Compiler, frame: Frame) -> Source:
 
 
 def _add_output(compiler: Compiler, spec: TensorSpec, found: Predicted, classes: Any) -> None:
+    if spec.name == "label" and len(spec.shape) == 2:
+        _add_labels(compiler, spec, found)
+        return
     sources = {
         "label": found.index or found.label,
         "probabilities": found.probabilities,
         "scores": found.scores,
         "prediction": found.values,
-    }
+    } | {target_output(place): target.probabilities for place, target in enumerate(found.targets)}
     source = sources[spec.name]
     if not source:
         raise ConversionRefused(f"scikit-learn: the converted model gives no {spec.name}")
@@ -90,6 +94,20 @@ def _add_output(compiler: Compiler, spec: TensorSpec, found: Predicted, classes:
         source = compiler.add("Cast", source, to=ONNX_TYPES[spec.datatype])
     shape = compiler.whole([-1, *spec.shape[1:]])
     compiler.graph.add("Reshape", source, shape, output=spec.name)
+
+
+def _add_labels(compiler: Compiler, spec: TensorSpec, found: Predicted) -> None:
+    """Add several labels a row: of several targets, or 0 and 1 for each label."""
+    source = found.index
+    if found.targets:
+        columns = [
+            compiler.add("Gather", compiler.graph.constant(label_array(t.labels)), t.index, axis=0)
+            for t in found.targets
+        ]
+        source = compiler.joined([compiler.shaped(column, -1, 1) for column in columns])
+    if not source:
+        raise ConversionRefused("scikit-learn: the converted model gives no labels")
+    compiler.graph.add("Reshape", source, compiler.whole([-1, spec.shape[1]]), output=spec.name)
 
 
 def _labels(classes: Any) -> tuple[str | int, ...]:

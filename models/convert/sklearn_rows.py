@@ -26,6 +26,7 @@ _CHUNK_ROWS: Final = 50
 _LEAST_ROWS: Final = 100
 _MISSING_SHARE: Final = 0.1
 _SPECIAL_SHARE: Final = 0.8
+_LEAST_POSITIVE: Final = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +181,7 @@ def _takes(
 
 def _ordinary(column: Column) -> object:
     if column.kind == "number":
-        return column.center
+        return column.center or float(column.is_positive)
     if column.categories:
         return column.categories[0]
     return "x" if column.kind == "text" else 0
@@ -194,6 +195,8 @@ def _draw(column: Column, rows: int, accepted: Accepted, rng: np.random.Generato
     if column.kind == "number":
         values = column.center + column.scale * rng.normal(size=rows) * 3
         values[rng.integers(0, rows, size=rows // 20)] = 0.0
+        if column.is_positive:
+            values = np.abs(values) + _LEAST_POSITIVE
         if column.special:
             at = rng.random(rows) < _SPECIAL_SHARE
             values[at] = rng.choice(np.array(column.special), size=int(at.sum()))
@@ -230,6 +233,8 @@ def _numbers(
         special = [0.0, -0.0, 1e-30, -1e-30, column.center, column.center + 10 * column.scale,
                    column.center - 10 * column.scale]  # fmt: skip
         special += column.special
+        if column.is_positive:
+            special = [value for value in special if value > 0.0]
         if column.name in accepted.missing:
             special.append(np.nan)
         edges.append(np.array(special, dtype=np.float32))
@@ -244,9 +249,8 @@ def _numbers(
 def _rows_of_training(estimator: Any, width: int) -> Array | None:
     """Return rows that a model keeps, and points halfway between two: equals are found there."""
     final = final_estimator(estimator)
-    rows = getattr(final, "_fit_X", None)
-    if rows is None:
-        rows = getattr(final, "support_vectors_", None)
+    names = ("_fit_X", "X_fit_", "support_vectors_")
+    rows = next((rows for name in names if (rows := getattr(final, name, None)) is not None), None)
     if rows is None:
         return None
     rows = np.asarray(rows.toarray() if hasattr(rows, "toarray") else rows, np.float64)

@@ -9,6 +9,15 @@ import numpy as np
 
 from models.convert.predictors.functions import name_of, write_function
 from models.convert.sklearn_imputer import convert_imputer, shape_of_imputer
+from models.convert.sklearn_products import (
+    convert_product,
+    convert_selection,
+    shape_of_product,
+    shape_of_selection,
+)
+from models.convert.sklearn_quantiles import convert_quantiles
+from models.convert.sklearn_scaling import convert_normalizer, convert_power, shape_as_fed
+from models.convert.sklearn_splines import convert_splines, shape_of_splines
 from models.convert.sklearn_trees import converters
 from models.convert.sklearn_writer import Writer
 from models.convert.trees import ML_DOMAIN
@@ -19,29 +28,52 @@ Converter = Callable[[Any, Any, Any], None]
 
 def transform_converters() -> dict[type, Converter]:
     """Return what skl2onnx takes as ``custom_conversion_functions``."""
-    from sklearn import impute, preprocessing
+    from sklearn import feature_selection, impute, preprocessing
 
-    return converters() | {
-        impute.KNNImputer: _refused_imputer,
-        impute.SimpleImputer: convert_imputer,
-        preprocessing.FunctionTransformer: _function,
-        preprocessing.KBinsDiscretizer: _bins,
-        preprocessing.OneHotEncoder: _one_hot,
-        preprocessing.PolynomialFeatures: _polynomial,
-    }
+    return (
+        converters()
+        | dict.fromkeys(_products(), convert_product)
+        | {
+            feature_selection.SequentialFeatureSelector: convert_selection,
+            impute.KNNImputer: _refused_imputer,
+            impute.SimpleImputer: convert_imputer,
+            preprocessing.FunctionTransformer: _function,
+            preprocessing.KBinsDiscretizer: _bins,
+            preprocessing.Normalizer: convert_normalizer,
+            preprocessing.OneHotEncoder: _one_hot,
+            preprocessing.PolynomialFeatures: _polynomial,
+            preprocessing.PowerTransformer: convert_power,
+            preprocessing.QuantileTransformer: convert_quantiles,
+            preprocessing.SplineTransformer: convert_splines,
+        }
+    )
 
 
 def transform_shapes() -> dict[type, Callable[[Any], None]]:
     """Return what skl2onnx takes as ``custom_shape_calculators``."""
-    from sklearn import impute, preprocessing
+    from sklearn import feature_selection, impute, preprocessing
 
-    return {
+    return dict.fromkeys(_products(), shape_of_product) | {
+        feature_selection.SequentialFeatureSelector: shape_of_selection,
         impute.KNNImputer: _shape_as_fed,
         impute.SimpleImputer: shape_of_imputer,
         preprocessing.FunctionTransformer: _shape_of_function,
         preprocessing.KBinsDiscretizer: _shape_of_bins,
+        preprocessing.Normalizer: shape_as_fed,
         preprocessing.OneHotEncoder: _shape_of_one_hot,
+        preprocessing.PowerTransformer: shape_as_fed,
+        preprocessing.QuantileTransformer: shape_as_fed,
+        preprocessing.SplineTransformer: shape_of_splines,
     }
+
+
+def _products() -> tuple[type, ...]:
+    from sklearn import decomposition, kernel_approximation, random_projection
+
+    return (
+        decomposition.FactorAnalysis, decomposition.FastICA, kernel_approximation.Nystroem,
+        kernel_approximation.RBFSampler, random_projection.SparseRandomProjection,
+    )  # fmt: skip
 
 
 def _refused_imputer(_scope: Any, operator: Any, _container: Any) -> None:
@@ -88,7 +120,7 @@ def _polynomial(scope: Any, operator: Any, container: Any) -> None:
     powers = np.asarray(operator.raw_operator.powers_, np.int64)
     matrix = write.numbers()
     # One column of ones beside the table stands for a factor that is not there.
-    ones = write.add("Add", write.add("Mul", _column(write, matrix, 0), write.number(0.0)),
+    ones = write.add("Add", write.add("Mul", write.column(matrix, 0), write.number(0.0)),
                      write.number(1.0))  # fmt: skip
     table = write.add("Concat", matrix, ones, axis=1)
     factors = [np.repeat(np.arange(powers.shape[1]), row) for row in powers]
@@ -101,10 +133,6 @@ def _polynomial(scope: Any, operator: Any, container: Any) -> None:
     write.result(result)
 
 
-def _column(write: Writer, matrix: str, place: int) -> str:
-    return write.add("Gather", matrix, write.constant(np.array([place], np.int64)), axis=1)
-
-
 def _bins(scope: Any, operator: Any, container: Any) -> None:
     model = operator.raw_operator
     write = Writer(scope, container, operator)
@@ -114,7 +142,7 @@ def _bins(scope: Any, operator: Any, container: Any) -> None:
     parts = []
     for place, edges in enumerate(model.bin_edges_):
         inner = write.number(np.asarray(edges[1:-1], np.float64)[None, :])
-        column = _column(write, matrix, place)
+        column = write.column(matrix, place)
         if len(edges) <= 2:
             code = write.add("Mul", column, write.number(0.0))
         else:
@@ -185,7 +213,7 @@ def _grouped(write: Writer, encoder: Any, matrix: str, place: int) -> str:
         "values_int64s": values,
         "default_int64": len(common) if is_grouping else -1,
     }
-    column = _column(write, matrix, place)
+    column = write.column(matrix, place)
     code = write.node("LabelEncoder", column, op_domain=ML_DOMAIN, op_version=2, **attributes)
     kept = np.arange(width)
     if encoder.drop_idx_ is not None and encoder._drop_idx_after_grouping[place] is not None:  # noqa: SLF001

@@ -50,6 +50,7 @@ class TreeModel:
 
     ``is_float32``: the native model casts its input to float32 before it compares.
     ``encoding``: what it does to its columns before that. ``slope``: of the sigmoid.
+    ``targets``: the classes of each of several targets, whose shares lie side by side.
     """
 
     forest: Forest
@@ -58,6 +59,7 @@ class TreeModel:
     is_float32: bool
     encoding: Encoding | None = None
     slope: float = 1.0
+    targets: tuple[tuple[str | int, ...], ...] = ()
 
     def thresholds(self, features: int) -> list[Floats]:
         """Return the distinct thresholds of each feature as the caller orders them.
@@ -117,20 +119,33 @@ def _averaged(trees: list[Any], estimator: Any) -> TreeModel:
     outputs = int(estimator.n_outputs_)
     if hasattr(estimator, "classes_"):
         if outputs != 1:
-            raise ConversionRefused(
-                f"{type(estimator).__name__}: {outputs} outputs of classes, only one is supported"
-            )
+            return _several_targets(trees, estimator)
         classes = _classes(estimator)
     read = []
     for fitted in trees:
         values = np.asarray(fitted.tree_.value, dtype=np.float64)
         values = values[:, :, 0] if classes is None else values[:, 0, :]
         if classes is not None:
-            sums = values.sum(axis=1, keepdims=True)
-            values = values / np.where(sums == 0.0, 1.0, sums)
+            values = _shares(values)
         read.append(_tree(fitted, values / len(trees)))
     targets = len(classes) if classes is not None else outputs
     return TreeModel(Forest(tuple(read), (0.0,) * targets), "identity", classes, is_float32=True)
+
+
+def _several_targets(trees: list[Any], estimator: Any) -> TreeModel:
+    targets = tuple(class_labels(classes) for classes in estimator.classes_)
+    read = []
+    for fitted in trees:
+        values = np.asarray(fitted.tree_.value, dtype=np.float64)
+        shares = [_shares(values[:, t, : len(labels)]) for t, labels in enumerate(targets)]
+        read.append(_tree(fitted, np.concatenate(shares, axis=1) / len(trees)))
+    forest = Forest(tuple(read), (0.0,) * sum(map(len, targets)))
+    return TreeModel(forest, "identity", None, is_float32=True, targets=targets)
+
+
+def _shares(values: Floats) -> Floats:
+    sums = values.sum(axis=1, keepdims=True)
+    return values / np.where(sums == 0.0, 1.0, sums)
 
 
 def isolation_forest(estimator: Any) -> tuple[Forest, float]:
@@ -267,8 +282,10 @@ def _convert(scope: Any, operator: Any, container: Any) -> None:
     from skl2onnx.common.data_types import DoubleTensorType, guess_proto_type
 
     model = tree_model(operator.raw_operator)
-    if model is None or model.encoding is not None:
-        raise ConversionRefused(f"{type(operator.raw_operator).__name__}: categories in here")
+    if model is None or model.encoding is not None or model.targets:
+        raise ConversionRefused(
+            f"{type(operator.raw_operator).__name__}: categories or several targets in here"
+        )
     source = operator.inputs[0]
     precision: Precision = "float64" if isinstance(source.type, DoubleTensorType) else "float32"
     write = Writer(scope, container)

@@ -46,6 +46,10 @@ class Writer:
         to = TensorProto.DOUBLE if self.is_double else TensorProto.FLOAT
         return self.node("Cast", tensor, to=to)
 
+    def column(self, matrix: str, place: int) -> str:
+        """Return one column of a matrix, ``(rows, 1)``."""
+        return self.node("Gather", matrix, self.constant(np.array([place], np.int64)), axis=1)
+
     def result(self, tensor: str) -> None:
         """Make a tensor the operator's output, in the type that it is declared with."""
         from skl2onnx.common.data_types import guess_proto_type

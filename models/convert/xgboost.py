@@ -17,13 +17,16 @@ from models.convert.graph import (
     Graph,
     InnerModel,
     NativeModel,
+    add_flags,
     add_label,
     class_labels,
     classification_outputs,
+    flagged,
     label_array,
+    multilabel_outputs,
 )
 from models.convert.sample import Sample
-from models.convert.trees import Forest, Precision, ensemble_node, library_versions
+from models.convert.trees import Floats, Forest, Precision, ensemble_node, library_versions
 from models.convert.xgboost_json import XgboostModel, parse_model
 from models.errors import ConversionRefused
 from models.parity import Answer, Inputs, edge_values
@@ -41,6 +44,8 @@ _EXPONENTIAL: Final = frozenset(
 )
 _LOGISTIC: Final = frozenset({"binary:logistic", "reg:logistic"})
 _MULTICLASS: Final = frozenset({"multi:softprob", "multi:softmax"})
+# Of the numbers that weights are tried with.
+_LARGEST_FACTOR: Final = 100.0
 _OBJECTIVES: Final = _IDENTITY | _EXPONENTIAL | _LOGISTIC | _MULTICLASS | {"binary:hinge"}
 
 
@@ -48,13 +53,15 @@ _OBJECTIVES: Final = _IDENTITY | _EXPONENTIAL | _LOGISTIC | _MULTICLASS | {"bina
 class _Source:
     """A model with what only its scikit-learn wrapper knows.
 
-    ``missing``: the number that stands for a missing one, beside NaN.
+    ``missing``: the number that stands for a missing one, beside NaN. ``is_multilabel``: a row may
+    have several of the labels.
     """
 
     parsed: XgboostModel
     booster: Any
     labels: tuple[str | int, ...]
     missing: float | None
+    is_multilabel: bool
 
 
 def convert_file(data: bytes, sample: Sample | None) -> Candidate:
@@ -90,17 +97,16 @@ def add_inner_model(graph: Graph, model: Any, matrix: str, precision: Precision)
     """Add an XGBoost estimator inside another model; ``matrix`` is what the steps before give."""
     source = _source_of(model)
     parsed = source.parsed
-    if any(parsed.categories) or parsed.forest is None or parsed.targets > 1:
-        raise ConversionRefused(
-            "XGBoost: categories and several targets inside another model are not supported"
-        )
+    if any(parsed.categories):
+        raise ConversionRefused("XGBoost: categories inside another model are not supported")
     matrix = graph.add("Cast", matrix, to=onnx.TensorProto.FLOAT)  # as XGBoost reads it
-    raw = _add_ensemble(graph, source, parsed.forest, matrix, precision)
+    raw, targets = _add_margins(graph, source, matrix, precision), len(parsed.base)
     if source.labels:
-        targets = parsed.forest.target_count
         probabilities = _add_probabilities(graph, source, raw, "")
-        return InnerModel(raw, targets, probabilities=probabilities)
-    return InnerModel(raw, 1, prediction=_add_prediction(graph, source, raw, ""))
+        return InnerModel(
+            raw, targets, probabilities=probabilities, is_multilabel=source.is_multilabel
+        )
+    return InnerModel(raw, targets, prediction=_add_prediction(graph, source, raw, ""))
 
 
 def _booster(data: bytes) -> Any:
@@ -125,14 +131,11 @@ def _candidate(source: _Source, sample: Sample | None) -> Candidate:
     signature = Signature(_inputs(parsed), _outputs(source))
 
     def build(precision: Precision) -> onnx.ModelProto:
-        if parsed.forest is None:
-            raise ConversionRefused("trees with several numbers in a leaf have no graph")
         graph = Graph()
         matrix = "input"
         if any(parsed.categories):
             matrix = add_columns(graph, signature.inputs)
-        raw = _add_ensemble(graph, source, parsed.forest, matrix, precision)
-        _add_outputs(graph, source, raw)
+        _add_outputs(graph, source, _add_margins(graph, source, matrix, precision))
         return graph.model(signature)
 
     answer = _native(source, signature)
@@ -142,10 +145,11 @@ def _candidate(source: _Source, sample: Sample | None) -> Candidate:
     runtime: JsonObject = {"name": "native", "library": "xgboost", "version": version}
     if source.missing is not None:
         runtime["missing"] = source.missing
-    model = NativeModel(bytes(source.booster.save_raw("ubj")), runtime, signature)
-    return Candidate(
-        signature, build, answer, rows, "xgboost", libraries, NativeSide(model, rows, answer)
-    )
+    side = None
+    if parsed.linear is None:  # the library's call without a copy takes trees only
+        model = NativeModel(bytes(source.booster.save_raw("ubj")), runtime, signature)
+        side = NativeSide(model, rows, answer)
+    return Candidate(signature, build, answer, rows, "xgboost", libraries, side)
 
 
 def _source(booster: Any, classes: Any, missing: float | None, wrapper: Any) -> _Source:
@@ -163,7 +167,13 @@ def _source(booster: Any, classes: Any, missing: float | None, wrapper: Any) -> 
     parsed = parse_model(bytes(booster.save_raw("ubj")))
     if missing is not None and math.isnan(missing):
         missing = None
-    return _Source(parsed, booster, _labels(parsed, classes, wrapper), missing)
+    is_multilabel = (
+        parsed.objective == "binary:logistic"
+        and parsed.targets > 1
+        and not _is_regressor(parsed, wrapper)
+    )
+    labels = tuple(range(parsed.targets)) if is_multilabel else _labels(parsed, classes, wrapper)
+    return _Source(parsed, booster, labels, missing, is_multilabel)
 
 
 def _with_probabilities(booster: Any) -> Any:
@@ -185,8 +195,6 @@ def _labels(parsed: XgboostModel, classes: Any, wrapper: Any) -> tuple[str | int
     if parsed.objective in _MULTICLASS:
         count = parsed.classes
     elif parsed.objective == "binary:logistic" and not _is_regressor(parsed, wrapper):
-        if parsed.targets > 1:
-            raise ConversionRefused("XGBoost: several labels for each row are not supported")
         count = 2
     elif classes is not None:
         raise ConversionRefused(f"XGBoost: a classifier with objective {parsed.objective!r}")
@@ -205,6 +213,8 @@ def _is_regressor(parsed: XgboostModel, wrapper: Any) -> bool:
 
 
 def _outputs(source: _Source) -> tuple[TensorSpec, ...]:
+    if source.is_multilabel:
+        return multilabel_outputs(source.labels)
     if source.labels:
         return classification_outputs(source.labels)
     targets = source.parsed.targets
@@ -219,14 +229,49 @@ def _inputs(parsed: XgboostModel) -> tuple[TensorSpec, ...]:
     return tuple(column_spec(*column) for column in zip(names, parsed.categories, strict=True))
 
 
+def _add_margins(graph: Graph, source: _Source, matrix: str, precision: Precision) -> str:
+    """Add trees or weights over the float32 ``matrix``; return the margins ``(rows, targets)``."""
+    if source.parsed.linear is not None:
+        return _add_weights(graph, source, source.parsed.linear, matrix, precision)
+    if source.parsed.forest is None:
+        raise ConversionRefused("trees with several numbers in a leaf have no graph")
+    return _add_ensemble(graph, source, source.parsed.forest, matrix, precision)
+
+
+def _add_weights(
+    graph: Graph, source: _Source, weights: Floats, matrix: str, precision: Precision
+) -> str:
+    """Add a linear booster, to which what is missing adds nothing."""
+    matrix = _with_missing(graph, source, matrix)
+    zero = graph.constant(np.array(0, np.float32))
+    matrix = graph.add("Where", graph.add("IsNaN", matrix), zero, matrix)
+    dtype = np.float64 if precision == "float64" else np.float32
+    if precision == "float64":
+        matrix = graph.add("Cast", matrix, to=onnx.TensorProto.DOUBLE)
+    # Its linear booster starts all targets from the first base score (GBLinear in gblinear.cc).
+    start = weights[-1] + _base_margins(source)[0]
+    product = graph.add("MatMul", matrix, graph.constant(weights[:-1].astype(dtype)))
+    margins = graph.add("Add", product, graph.constant(start.astype(dtype)))
+    return graph.add("Cast", margins, to=onnx.TensorProto.FLOAT)
+
+
+def _base_margins(source: _Source) -> tuple[float, ...]:
+    return tuple(_margin(source.parsed.objective, value) for value in source.parsed.base)
+
+
+def _with_missing(graph: Graph, source: _Source, matrix: str) -> str:
+    """Return the matrix with NaN where the number stands that the wrapper takes for missing."""
+    if source.missing is None:
+        return matrix
+    stands_for = graph.constant(np.array(source.missing, np.float32))
+    nan = graph.constant(np.array(np.nan, np.float32))
+    return graph.add("Where", graph.add("Equal", matrix, stands_for), nan, matrix)
+
+
 def _add_ensemble(
     graph: Graph, source: _Source, forest: Forest, matrix: str, precision: Precision
 ) -> str:
-    """Add the trees over the float32 ``matrix`` and return the margins."""
-    if source.missing is not None:
-        stands_for = graph.constant(np.array(source.missing, np.float32))
-        nan = graph.constant(np.array(np.nan, np.float32))
-        matrix = graph.add("Where", graph.add("Equal", matrix, stands_for), nan, matrix)
+    matrix = _with_missing(graph, source, matrix)
     if any(source.parsed.coded):  # a code is cut to a whole number; below 0 it is in no set
         whole = graph.add("Floor", matrix)
         coded = graph.constant(np.array(source.parsed.coded))
@@ -234,8 +279,8 @@ def _add_ensemble(
     if precision == "float64":
         matrix = graph.add("Cast", matrix, to=onnx.TensorProto.DOUBLE)
     raw = graph.fresh("raw")
-    base = tuple(_margin(source.parsed.objective, value) for value in source.parsed.base)
-    graph.nodes.append(ensemble_node(replace(forest, base=base), precision, matrix, raw))
+    forest = replace(forest, base=_base_margins(source))
+    graph.nodes.append(ensemble_node(forest, precision, matrix, raw))
     return raw
 
 
@@ -252,12 +297,17 @@ def _add_outputs(graph: Graph, source: _Source, raw: str) -> None:
         _add_prediction(graph, source, raw, "prediction")
         return
     _add_probabilities(graph, source, raw, "probabilities")
+    if source.is_multilabel:
+        add_flags(graph, "probabilities", output="label")
+        return
     add_label(graph, "probabilities", source.labels, output="label")
 
 
 def _add_probabilities(graph: Graph, source: _Source, raw: str, output: str) -> str:
     if source.parsed.objective in _MULTICLASS:
         return graph.add("Softmax", raw, output=output, axis=1)
+    if source.is_multilabel:
+        return graph.add("Sigmoid", raw, output=output)
     positive = graph.add("Sigmoid", raw)
     # As the library: float32 complements, so that both sum to 1.
     negative = graph.add("Sub", graph.constant(np.array(1, np.float32)), positive)
@@ -280,11 +330,9 @@ def _native(source: _Source, signature: Signature) -> Answer:
     missing = np.nan if source.missing is None else source.missing
 
     def answer(inputs: Inputs) -> Mapping[str, Array]:
-        predicted = np.asarray(
-            source.booster.inplace_predict(
-                _codes(signature.inputs, inputs), missing=missing, validate_features=False
-            )
-        )
+        predicted = _predicted(source, _codes(signature.inputs, inputs), missing)
+        if source.is_multilabel:
+            return {"label": flagged(predicted), "probabilities": predicted}
         if not source.labels:
             return {"prediction": predicted}
         if predicted.ndim == 1:
@@ -293,6 +341,17 @@ def _native(source: _Source, signature: Signature) -> Answer:
         return {"label": label, "probabilities": predicted}
 
     return answer
+
+
+def _predicted(source: _Source, table: Array, missing: float) -> Array:
+    if source.parsed.linear is None:
+        return np.asarray(
+            source.booster.inplace_predict(table, missing=missing, validate_features=False)
+        )
+    import xgboost
+
+    data = xgboost.DMatrix(table, missing=missing, nthread=1)
+    return np.asarray(source.booster.predict(data, validate_features=False))
 
 
 def _codes(specs: Sequence[TensorSpec], inputs: Inputs) -> Array:
@@ -316,6 +375,10 @@ def _rows(source: _Source, signature: Signature, sample: Sample | None) -> Input
         else [np.linspace(-3, 3, 100)] * parsed.width
     )
     edges = [edge_values(t, is_nan_allowed=True, is_infinity_allowed=True) for t in thresholds]
+    if parsed.linear is not None:
+        # The library refuses infinity where it does not branch, and sums of numbers like 1e30
+        # cancel: then its own float32 is no measure.
+        edges = [values[~(np.abs(values) > _LARGEST_FACTOR)] for values in edges]
     if source.missing is not None:
         edges = [np.append(values, np.float32(source.missing)) for values in edges]
     return rows_to_compare(signature, edges, sample)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from models.convert.trees import EQUAL, LEAF, LESS_OR_EQUAL, Forest, Ints, Tree
+from models.convert.trees import EQUAL, LEAF, LESS_OR_EQUAL, Floats, Forest, Ints, Tree
 from models.convert.ubjson import parse_ubjson
 from models.errors import ConversionRefused
 
@@ -29,7 +29,8 @@ class XgboostModel:
     ``base``: the stored base_score of each target, in the space of predictions, not margins.
     ``coded``: for each feature, whether its splits are by category code.
     ``categories``: for each feature, the values behind its codes; None where there are none.
-    ``forest``: None for trees whose leaves hold several numbers.
+    ``forest``: None for trees whose leaves hold several numbers, and where there are no trees.
+    ``linear``: of a linear booster, the weights ``(width + 1, targets)``, the last row the bias.
     """
 
     objective: str
@@ -44,6 +45,7 @@ class XgboostModel:
     coded: tuple[bool, ...]
     categories: tuple[tuple[str, ...] | tuple[int, ...] | None, ...]
     attributes: Mapping[str, str]
+    linear: Floats | None = None
 
 
 def parse_model(data: bytes) -> XgboostModel:
@@ -63,7 +65,7 @@ def parse_model(data: bytes) -> XgboostModel:
 def _model(learner: Mapping[str, Any]) -> XgboostModel:
     parameters = learner["learner_model_param"]
     booster = str(learner["gradient_booster"]["name"])
-    if booster not in ("gbtree", "dart"):
+    if booster not in ("gbtree", "dart", "gblinear"):
         raise ConversionRefused(f"XGBoost: booster {booster!r} is not supported: use trees")
     width = int(parameters["num_feature"])
     classes, targets = int(parameters["num_class"]), int(parameters.get("num_target", 1))
@@ -74,8 +76,11 @@ def _model(learner: Mapping[str, Any]) -> XgboostModel:
         weights, ensemble = ensemble["weight_drop"], ensemble["gbtree"]
     model = ensemble["model"]
     coded = [False] * width
-    is_vector = any(int(t["tree_param"].get("size_leaf_vector", 1)) > 1 for t in model["trees"])
-    forest = None if is_vector else _forest(model, weights, outputs, coded)
+    forest = linear = None
+    if booster == "gblinear":
+        linear = _linear(model, width, outputs)
+    elif not any(int(t["tree_param"].get("size_leaf_vector", 1)) > 1 for t in model["trees"]):
+        forest = _forest(model, weights, outputs, coded)
     names = tuple(str(name) for name in learner.get("feature_names") or ())
     return XgboostModel(
         objective=str(learner["objective"]["name"]),
@@ -90,7 +95,15 @@ def _model(learner: Mapping[str, Any]) -> XgboostModel:
         coded=tuple(coded),
         categories=_categories(model.get("cats") or {}, width, names),
         attributes=learner.get("attributes") or {},
+        linear=linear,
     )
+
+
+def _linear(model: Mapping[str, Any], width: int, outputs: int) -> Floats:
+    weights = np.array(model["weights"], dtype=np.float32).astype(np.float64)
+    if weights.size != (width + 1) * outputs:
+        raise ValueError(f"{weights.size} weights for {width} features and {outputs} targets")
+    return weights.reshape(width + 1, outputs)
 
 
 def _base(text: str, outputs: int) -> tuple[float, ...]:

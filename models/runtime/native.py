@@ -103,6 +103,8 @@ class NativeServable:
         self._signature = signature
         self._outputs = Outputs(signature)
         self._labels = _labels(signature)
+        # A row may have several labels: each output has a column for each of them.
+        self._is_multilabel = self._labels is not None and len(signature.outputs[0].shape) == 2
         self._lock = threading.Lock()
         self._terminations = 0
 
@@ -144,6 +146,10 @@ class NativeServable:
     def _answers(self, raw: Array) -> dict[str, Array]:
         if self._labels is None:
             return {"prediction": raw}
+        if self._is_multilabel:
+            if raw.shape != (len(raw), len(self._labels)):
+                raise RunFailed(f"{raw.shape} probabilities for {len(self._labels)} labels")
+            return {"label": (raw > 0.5).astype(np.int64), "probabilities": raw}
         if raw.ndim == 1:  # the second class of two
             raw = np.stack([1 - raw, raw], axis=1)
         if raw.shape[1] != len(self._labels):
@@ -158,6 +164,10 @@ def _labels(signature: Signature) -> Array | None:
     labels = outputs["probabilities"].labels
     if not labels:
         raise LoadFailed("signature.outputs: 'probabilities' must have labels")
+    if len(outputs["label"].shape) == 2:
+        if outputs["label"].datatype != "INT64":
+            raise LoadFailed("signature.outputs: 'label' of several labels a row must be INT64")
+        return np.array(labels, dtype=object)
     is_text = outputs["label"].datatype == "BYTES"
     if not all(isinstance(label, str) is is_text for label in labels):
         raise LoadFailed("signature.outputs: the labels do not fit the datatype of 'label'")

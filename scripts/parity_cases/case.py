@@ -71,14 +71,22 @@ def table(rng: np.random.Generator, data: str, rows: int = 800) -> tuple[np.ndar
 
 
 def target_of(objective: str, y: np.ndarray) -> np.ndarray:
-    """Return a target that the objective takes: classes, counts or positive numbers."""
+    """Return a target that the objective takes: classes, counts or positive numbers.
+
+    Several columns for "labels" (each 0 or 1) and "kinds" (targets of three and two classes).
+    """
     name = objective.lower()
+    if name.startswith(("labels", "multilog", "multicross")):
+        return np.stack([y > 0.3, y < 0.5, np.abs(y) > 1.0], axis=1).astype(int)
+    if name == "kinds":
+        return np.stack([np.digitize(y, [-0.7, 0.7]), (y > 0.3).astype(int)], axis=1)
     if "rank" in name or "ndcg" in name or name == "map":
         return np.digitize(y, [-1.0, 0.0, 1.0])
     if "multi" in name:
         return np.digitize(y, [-0.7, 0.7])
     if any(
-        word in name for word in ("binary", "logloss", "logistic", "entropy", "hinge", "pairlogit")
+        word in name
+        for word in ("binary", "logloss", "logistic", "entropy", "focal", "hinge", "pairlogit")
     ):
         return (y > 0.3).astype(int)
     if any(word in name for word in ("cox", "aft", "squaredlog")):
@@ -88,6 +96,11 @@ def target_of(objective: str, y: np.ndarray) -> np.ndarray:
     if any(word in name for word in ("gamma", "tweedie")):
         return np.exp(y)
     return y
+
+
+def flagged(probabilities: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the outputs of a classifier of several labels a row."""
+    return {"label": (probabilities > 0.5).astype(np.int64), "probabilities": probabilities}
 
 
 def classified(labels: Any, probabilities: np.ndarray) -> dict[str, np.ndarray]:

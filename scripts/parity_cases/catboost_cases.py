@@ -9,18 +9,20 @@ import catboost
 import numpy as np
 import pandas as pd
 
-from scripts.parity_cases.case import Case, Columns, Trained, classified, table, target_of
+from scripts.parity_cases.case import Case, Columns, Trained, classified, flagged, table, target_of
 
 _FAST: dict[str, Any] = {
     "iterations": 40, "depth": 5, "verbose": 0, "allow_writing_files": False, "thread_count": 1,
     "random_seed": 1,
 }  # fmt: skip
-_CLASSES = ("Logloss", "CrossEntropy", "MultiClass", "MultiClassOneVsAll")
+_CLASSES = ("Logloss", "CrossEntropy", "Focal", "MultiClass", "MultiClassOneVsAll")
+_LABELS = ("MultiLogloss", "MultiCrossEntropy")
 
 
 def _trained(model: Any, loss: str, rows: Any, frame: Any, borders: np.ndarray) -> Trained:
     kind = "RawFormulaVal"
-    if loss in _CLASSES:
+    name = loss.partition(":")[0]
+    if name in _CLASSES + _LABELS:
         kind = "Probability"
     elif loss.startswith(("Poisson", "Tweedie")):
         kind = "Exponent"
@@ -32,7 +34,9 @@ def _trained(model: Any, loss: str, rows: Any, frame: Any, borders: np.ndarray) 
 
     def answer(rows: Columns) -> dict[str, np.ndarray]:
         predicted = model.predict(frame(rows), prediction_type=kind, thread_count=1)
-        return classified(model.classes_, predicted) if loss in _CLASSES else {
+        if name in _LABELS:
+            return flagged(predicted)
+        return classified(model.classes_, predicted) if name in _CLASSES else {
             "prediction": predicted
         }  # fmt: skip
 
@@ -106,4 +110,8 @@ CASES = [
     ),
     _case("YetiRank", "grid", kept="group_id"),
     _case("QueryRMSE", "plain", kept="group_id"),
+    _case("MultiLogloss", "missing"),
+    _case("MultiCrossEntropy", "grid"),
+    _case("Focal:focal_alpha=0.3;focal_gamma=2.0", "plain"),
+    _case("GroupQuantile:alpha=0.3", "grid", kept="group_id"),
 ]

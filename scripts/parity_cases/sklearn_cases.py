@@ -15,13 +15,15 @@ from sklearn import svm
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.cluster import KMeans
 from sklearn.compose import ColumnTransformer, TransformedTargetRegressor
-from sklearn.decomposition import PCA
+from sklearn.decomposition import PCA, FactorAnalysis, FastICA
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.impute import SimpleImputer
+from sklearn.kernel_approximation import Nystroem
+from sklearn.kernel_ridge import KernelRidge
 from sklearn.mixture import GaussianMixture
 from sklearn.model_selection import GridSearchCV
 from sklearn.multiclass import OneVsRestClassifier
-from sklearn.multioutput import MultiOutputRegressor
+from sklearn.multioutput import ClassifierChain, MultiOutputClassifier, MultiOutputRegressor
 from sklearn.naive_bayes import GaussianNB
 from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
 from sklearn.neural_network import MLPClassifier, MLPRegressor
@@ -29,11 +31,13 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import (
     FunctionTransformer,
     KBinsDiscretizer,
+    Normalizer,
     OneHotEncoder,
     PolynomialFeatures,
     PowerTransformer,
     QuantileTransformer,
     RobustScaler,
+    SplineTransformer,
     StandardScaler,
 )
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
@@ -47,7 +51,13 @@ _TREES = ("Tree", "Forest", "Boosting", "Bagging")
 def _answers(model: Any, x: np.ndarray) -> dict[str, np.ndarray]:
     """Return what docs/CONVERTING.md promises of the outputs of a model."""
     predicted = np.asarray(model.predict(x))
+    if predicted.ndim == 2 and hasattr(model, "classes_"):
+        predicted = predicted.astype(np.int64)
     if hasattr(model, "predict_proba"):
+        found = model.predict_proba(x)
+        if isinstance(found, list):
+            tables = {f"probabilities_{place}": one for place, one in enumerate(found)}
+            return {"label": predicted, **tables}
         return {"label": predicted, "probabilities": np.asarray(model.predict_proba(x))}
     if hasattr(model, "decision_function"):
         return {"label": predicted, "scores": np.asarray(model.decision_function(x))}
@@ -117,6 +127,7 @@ def _mixed(last: Any, objective: str, data: str) -> Case:
 
 _LOGISTIC = lm.LogisticRegression(max_iter=300)
 _TREE = DecisionTreeClassifier(max_depth=5, random_state=1)
+_DEEP = DecisionTreeRegressor(max_depth=6, random_state=1)
 _SEARCH = GridSearchCV(en.RandomForestClassifier(10, random_state=1), {"max_depth": [3, 5]}, cv=2)
 _STACK = en.StackingClassifier([("t", _TREE), ("l", _LOGISTIC)], cv=2)
 _VOTE = en.VotingClassifier([("t", _TREE), ("l", _LOGISTIC)], voting="soft")
@@ -189,6 +200,32 @@ CASES = [
           name="QuantileRidge"),
     _case(make_pipeline(FunctionTransformer(np.abs), FunctionTransformer(np.log1p), lm.Ridge()),
           "regression", "plain", name="LogRidge"),
+    _case(make_pipeline(QuantileTransformer(n_quantiles=100, output_distribution="normal"), _DEEP),
+          "regression", "grid", name="NormalQuantileBranches"),
+    _case(make_pipeline(QuantileTransformer(n_quantiles=500), _DEEP), "regression", "plain",
+          name="QuantileBranches"),
+    _case(make_pipeline(PowerTransformer(), _DEEP), "regression", "grid", name="PowerBranches"),
+    _case(make_pipeline(SplineTransformer(), lm.Ridge()), "regression", "grid",
+          name="SplineRidge"),
+    _case(make_pipeline(SplineTransformer(knots="quantile", extrapolation="linear"), _LOGISTIC),
+          "binary", "plain", name="SplineLogistic"),
+    _case(make_pipeline(Normalizer("l1"), _DEEP), "regression", "plain", name="NormalizerBranches"),
+    _case(make_pipeline(StandardScaler(), FastICA(3, random_state=1), lm.Ridge()),
+          "regression", "plain", name="IcaRidge"),
+    _case(make_pipeline(FactorAnalysis(3), _LOGISTIC), "multi", "plain", name="FactorLogistic"),
+    _case(make_pipeline(StandardScaler(), Nystroem(n_components=30, random_state=1), lm.Ridge()),
+          "regression", "plain", name="NystroemRidge"),
+    _case(KernelRidge(kernel="rbf"), "regression", "plain"),
+    _case(MultiOutputClassifier(_LOGISTIC), "kinds", "plain"),
+    _case(MultiOutputClassifier(_TREE), "labels", "grid"),
+    _case(ClassifierChain(_LOGISTIC), "labels", "plain"),
+    _case(ClassifierChain(_TREE), "labels", "grid", name="ClassifierChainTree"),
+    _case(OneVsRestClassifier(_LOGISTIC), "labels", "plain"),
+    _case(en.RandomForestClassifier(15, random_state=1), "kinds", "missing", name="KindsForest"),
+    _case(en.ExtraTreesClassifier(15, random_state=1), "labels", "grid"),
+    _case(KNeighborsClassifier(5), "kinds", "plain"),
+    _case(MLPClassifier(hidden_layer_sizes=(16,), max_iter=60, random_state=1),
+          "labels", "plain"),
     _mixed(lm.LogisticRegression(max_iter=300), "binary", "missing"),
     _mixed(en.RandomForestRegressor(15, random_state=1), "regression", "missing"),
     _mixed(en.GradientBoostingClassifier(n_estimators=15, random_state=1), "multi", "grid"),

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import xgboost as xgb
 
-from scripts.parity_cases.case import Case, Columns, Trained, classified, table, target_of
+from scripts.parity_cases.case import Case, Columns, Trained, classified, flagged, table, target_of
 
 
 def _case(
@@ -109,6 +109,57 @@ def _wrapped(model: Any, objective: str, data: str, shift: float = 0.0) -> Case:
     return Case("xgboost", name, data, train)
 
 
+def _several(strategy: str, data: str) -> Case:
+    """Several labels a row: a tree for each, or leaves with a number for each."""
+
+    def train(rng: np.random.Generator) -> Trained:
+        x, y = table(rng, data)
+        model = xgb.XGBClassifier(multi_strategy=strategy, **_SMALL).fit(x, target_of("labels", y))
+
+        def save(folder: Path) -> Path:
+            path = folder / "model.ubj"
+            model.save_model(path)
+            return path
+
+        def answer(rows: Columns) -> dict[str, np.ndarray]:
+            return flagged(np.asarray(model.predict_proba(rows["input"])))
+
+        split = np.zeros(0)
+        if strategy == "one_output_per_tree":
+            split = model.get_booster().trees_to_dataframe().Split.dropna().to_numpy(float)
+        return Trained(save, {"input": x}, answer, split)
+
+    return Case("xgboost", f"binary:logistic+labels+{strategy}", data, train)
+
+
+def _linear(objective: str, data: str) -> Case:
+    """Weights in place of trees; the library refuses infinity for them."""
+
+    def train(rng: np.random.Generator) -> Trained:
+        x, y = table(rng, data)
+        parameters = {"objective": objective, "booster": "gblinear", "nthread": 1}
+        if objective.startswith("multi"):
+            parameters["num_class"] = 3
+        booster = xgb.train(parameters, xgb.DMatrix(x, target_of(objective, y)), num_boost_round=20)
+
+        def save(folder: Path) -> Path:
+            path = folder / "model.json"
+            booster.save_model(path)
+            return path
+
+        def answer(rows: Columns) -> dict[str, np.ndarray]:
+            predicted = booster.predict(xgb.DMatrix(rows["input"]))
+            if objective.startswith("multi"):
+                return classified([0, 1, 2], predicted)
+            if objective == "binary:logistic":
+                return classified([0, 1], predicted)
+            return {"prediction": predicted}
+
+        return Trained(save, {"input": x}, answer, is_infinity_taken=False, largest=20.0)
+
+    return Case("xgboost", f"{objective}+gblinear", data, train)
+
+
 _SMALL: dict[str, Any] = {"n_estimators": 40, "n_jobs": 1, "max_depth": 4, "random_state": 1}
 CASES = [
     _case("binary:logistic", "missing"),
@@ -152,4 +203,11 @@ CASES = [
     _wrapped(xgb.XGBRegressor(missing=-999, **_SMALL), "regression", "grid"),
     _wrapped(xgb.XGBClassifier(objective="multi:softmax", **_SMALL), "multi", "missing"),
     _wrapped(xgb.XGBRFClassifier(**_SMALL), "binary", "grid"),
+    _several("one_output_per_tree", "missing"),
+    _several("one_output_per_tree", "grid"),
+    _several("multi_output_tree", "plain"),
+    _linear("reg:squarederror", "missing"),
+    _linear("binary:logistic", "plain"),
+    _linear("multi:softprob", "missing"),
+    _linear("count:poisson", "plain"),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,7 +12,15 @@ import typer
 
 from registry.ident import shown
 from serving.cli.interrupt import INTERRUPT
-from serving.cli.options import ADMIN_URL_DEFAULT, AdminUrl, AsJson, Reason, admin_client
+from serving.cli.options import (
+    ADMIN_URL_DEFAULT,
+    CONVERT_TIMEOUT_S,
+    AdminUrl,
+    AsJson,
+    ConvertTimeout,
+    Reason,
+    admin_client,
+)
 from serving.cli.output import bar, note, print_json, print_table, working
 
 if TYPE_CHECKING:
@@ -59,6 +68,7 @@ def import_models(
     is_dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be taken, and change nothing.")
     ] = False,
+    timeout_s: ConvertTimeout = CONVERT_TIMEOUT_S,
     reason: Reason = "",
     as_json: AsJson = False,
     admin_url: AdminUrl = ADMIN_URL_DEFAULT,
@@ -72,7 +82,7 @@ def import_models(
         lines = [line for model in models for line in _planned(model)]
     else:
         with INTERRUPT.told(lambda: "stopped; what was pushed stays, and is not sent again"):
-            lines = _run(models, admin_url, reason)
+            lines = _run(models, admin_url, _How(reason, timeout_s))
     if as_json:
         print_json({"versions": [asdict(line) for line in lines]})
     else:
@@ -81,10 +91,18 @@ def import_models(
     return int(any(line.is_refused for line in lines))
 
 
-def _run(models: Sequence[TritonModel], admin_url: str, reason: str) -> list[Line]:
+@dataclass(frozen=True, slots=True)
+class _How:
+    """Why, for the record of changes, and how long the conversion of a file may take."""
+
+    reason: str
+    timeout_s: float
+
+
+def _run(models: Sequence[TritonModel], admin_url: str, how: _How) -> list[Line]:
     with admin_client(admin_url) as client:
         client.check_push()
-        return [line for model in models for line in _taken(client, model, reason)]
+        return [line for model in models for line in _taken(client, model, how)]
 
 
 def _planned(model: TritonModel) -> list[Line]:
@@ -101,7 +119,7 @@ def _planned(model: TritonModel) -> list[Line]:
     ]
 
 
-def _taken(client: AdminClient, model: TritonModel, reason: str) -> list[Line]:
+def _taken(client: AdminClient, model: TritonModel, how: _How) -> list[Line]:
     """Push the versions of a model, oldest first; one that is refused does not stop the others."""
     lines = []
     for planned, version in zip(_planned(model), model.versions or (None,), strict=True):
@@ -109,16 +127,16 @@ def _taken(client: AdminClient, model: TritonModel, reason: str) -> list[Line]:
             lines.append(planned)
             continue
         INTERRUPT.check()
-        lines.append(_pushed(client, model, version, planned, reason))
+        lines.append(_pushed(client, model, version, planned, how))
     if model.settings and any(line.version is not None for line in lines):
         before = client.settings(model.name)["settings"]
         if any(before.get(key) != value for key, value in model.settings.items()):
-            client.set_settings(model.name, dict(model.settings), reason)
+            client.set_settings(model.name, dict(model.settings), how.reason)
     return lines
 
 
 def _pushed(
-    client: AdminClient, model: TritonModel, version: TritonVersion, planned: Line, reason: str
+    client: AdminClient, model: TritonModel, version: TritonVersion, planned: Line, how: _How
 ) -> Line:
     from models.errors import ConversionRefused
     from registry.errors import InvalidInput
@@ -129,13 +147,15 @@ def _pushed(
         return Line(model.name, model.backend, planned.folder, "refused", str(error))
 
     try:
-        package = _converted(model, version)
-        with bar(f"sending {model.name}/{version.number}") as shown_bar:
-            result = push_package(
-                client, package, reason=reason,
-                progress=lambda sent, total, _: shown_bar.update(sent, total),
-                before_registration=INTERRUPT.check,
-            )  # fmt: skip
+        # What a conversion writes must stay until it has been sent.
+        with tempfile.TemporaryDirectory(prefix="ramrack-import-") as folder:
+            package = _converted(model, version, Path(folder), how.timeout_s)
+            with bar(f"sending {model.name}/{version.number}") as shown_bar:
+                result = push_package(
+                    client, package, reason=how.reason,
+                    progress=lambda sent, total, _: shown_bar.update(sent, total),
+                    before_registration=INTERRUPT.check,
+                )  # fmt: skip
     except (ConversionRefused, InvalidInput) as error:
         return refused(error)
     except ClientError as error:
@@ -149,17 +169,25 @@ def _pushed(
     )  # fmt: skip
 
 
-def _converted(model: TritonModel, version: TritonVersion) -> Package:
+def _converted(
+    model: TritonModel, version: TritonVersion, folder: Path, timeout_s: float
+) -> Package:
     from models.convert import ConvertOptions, convert
     from models.convert.triton.labels import labelled
     from models.errors import ConversionRefused
 
-    if version.file is None:
+    file = version.file
+    if file is None:
         raise ConversionRefused(version.refusal)
     meta: Any = {"triton_version": str(version.number)}
+    options = ConvertOptions(meta=meta, folder=folder, is_apart=True, timeout_s=timeout_s)
     with working(f"converting {model.name}/{version.number}"):
-        package = convert(model.name, version.file, ConvertOptions(meta=meta))
+        package = convert(model.name, file, options, before_pickle=lambda: _warn_of_code(file))
     return labelled(package, model.labels)
+
+
+def _warn_of_code(path: Path) -> None:
+    note(f"note: opening {path.name} runs code from that file; import only folders you trust")
 
 
 def _row(line: Line) -> list[object]:

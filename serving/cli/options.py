@@ -46,6 +46,16 @@ Timeout: TypeAlias = Annotated[
         parser=real(0, MAX_TIMEOUT_S),
     ),
 ]
+ConvertTimeout: TypeAlias = Annotated[
+    float,
+    typer.Option(
+        "--convert-timeout",
+        metavar="SECONDS",
+        help="How long opening and converting one file may take before it is ended: damaged ones "
+        "can go on for ever.",
+        parser=real(1, MAX_TIMEOUT_S),
+    ),
+]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 Reason: TypeAlias = Annotated[
     str,
@@ -98,6 +108,8 @@ DataUrl: TypeAlias = Annotated[
 # Same as serving.client's, which would cost an HTTP library at every start.
 ADMIN_URL_DEFAULT = "http://127.0.0.1:8081"
 DATA_URL_DEFAULT = "http://127.0.0.1:8080"
+# Same as models.convert's, for the same reason.
+CONVERT_TIMEOUT_S = 3600.0
 
 
 def admin_client(url: str) -> AdminClient:

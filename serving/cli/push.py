@@ -15,7 +15,16 @@ import typer
 from registry.ident import shown
 from registry.traffic import Traffic
 from serving.cli.interrupt import INTERRUPT
-from serving.cli.options import ADMIN_URL_DEFAULT, AdminUrl, AsJson, Name, Reason, admin_client
+from serving.cli.options import (
+    ADMIN_URL_DEFAULT,
+    CONVERT_TIMEOUT_S,
+    AdminUrl,
+    AsJson,
+    ConvertTimeout,
+    Name,
+    Reason,
+    admin_client,
+)
 from serving.cli.output import (
     bar,
     count_text,
@@ -153,6 +162,7 @@ def push(
             "--trust-code", help="Run code in the file: Lambda layers of Keras, which are Python.",
         ),
     ] = False,
+    timeout_s: ConvertTimeout = CONVERT_TIMEOUT_S,
     meta: Annotated[
         list[str] | None,
         typer.Option("--meta", metavar="KEY=VALUE", help="Kept with the version; may be repeated."),
@@ -191,7 +201,7 @@ def push(
         package = _convert(name, path, ConvertOptions(
             format=format_name, sample=sample, meta=metadata, runtime=runtime,
             tolerance=None if goal else tolerance, quantize=quantize, folder=Path(folder),
-            is_code_trusted=is_code_trusted, is_apart=True,
+            is_code_trusted=is_code_trusted, is_apart=True, timeout_s=timeout_s,
         ), python)  # fmt: skip
         result = _send(client, package, reason, stage)
         if not as_json:

@@ -72,7 +72,9 @@ def is_by_column(table: TensorSpec, names: Collection[object]) -> bool:
 
 def column_spec(table: TensorSpec, column: str) -> TensorSpec:
     """Return what one column of a table must be when it is sent by itself."""
-    return TensorSpec(column, table.datatype, (-1, 1), missing=table.missing)
+    return TensorSpec(
+        column, table.datatype, (-1, 1), missing=table.missing, integers=table.integers
+    )
 
 
 def assembled(table: TensorSpec, columns: Mapping[str, Array]) -> Array:

@@ -8,7 +8,8 @@ element by element, to name the first that is wrong. What each datatype takes:
 - FP16, FP32, FP64: numbers, rounded to nearest; ``null`` is NaN; a finite number that would become
   infinite is refused; in tables ``true`` and ``false`` are 1 and 0, for training took them so;
 - BOOL: ``true`` and ``false``, and the integers 1 and 0;
-- BYTES: strings; ``null`` only where the signature says what stands for a missing value.
+- BYTES: strings; ``null`` only where the signature says what stands for a missing value; in tables
+  whole numbers, and booleans as 1 and 0, only where it says that the library takes them as texts.
 """
 
 from __future__ import annotations
@@ -31,12 +32,14 @@ from serving.codec.parse import kind_of, shown_json
 Locate: TypeAlias = Callable[[int], str]
 
 EXACT_DOUBLE: Final = 2**53
+EXACT_INTEGER: Final = 2**63
 PACK_CODES: Final = {"FP16": "e", "FP32": "f", "FP64": "d"}
 _LITTLE_ENDIAN: Final = {code: np.dtype(f"<f{struct.calcsize(code)}") for code in "efd"}
 _NUMBER_TYPES: Final = frozenset({int, float, type(None)})
 _INT_TYPES: Final = frozenset({int})
 _BOOL_TYPES: Final = frozenset({bool})
 _STR_TYPES: Final = frozenset({str})
+_DIGIT_TYPES: Final = frozenset({int, bool})
 _DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}|\d{1,2}[./]\d{1,2}[./]\d{2,4}|\d{1,2}:\d{2}")
 
 
@@ -47,11 +50,13 @@ def from_flat(
     missing: str | None = None,
     *,
     is_table: bool = False,
+    integers: bool = False,
 ) -> Array:
     """Return a one-dimensional array of ``values``, exact or not at all.
 
     ``missing``: the text that stands for ``null`` in BYTES; None refuses it. ``is_table``: cells of
     a table, whose columns of booleans were floats to the library that was trained on them.
+    ``integers``: BYTES takes whole numbers of 64 bits for their digits, and booleans as 1 and 0.
     Raises InvalidInput naming the first wrong element, its value and what is allowed.
     """
     kinds = set(map(type, values))
@@ -62,7 +67,10 @@ def from_flat(
         if kinds <= _NUMBER_TYPES:
             return _floats(values, type(None) in kinds, datatype, locate)
     elif datatype == "BYTES":
-        return _strings(values, kinds, locate, missing)
+        if integers and kinds & _DIGIT_TYPES:
+            values = _digits(values, locate)
+            kinds = set(map(type, values))
+        return _strings(values, kinds, locate, missing, integers=integers)
     elif datatype == "BOOL":
         return _booleans(values, kinds, locate)
     elif kinds <= _INT_TYPES:
@@ -166,10 +174,41 @@ def _booleans(values: list[Any], kinds: set[type], locate: Locate) -> Array:
     return np.array(values, dtype=np.bool_)
 
 
-def _strings(values: list[Any], kinds: set[type], locate: Locate, missing: str | None) -> Array:
+def digits_of(numbers: Array) -> Array:
+    """Return whole numbers as the texts that stand for them in BYTES."""
+    result = np.empty(numbers.shape, dtype=object)
+    result.ravel()[:] = [str(number) for number in numbers.ravel().tolist()]
+    return result
+
+
+def _digits(values: list[Any], locate: Locate) -> list[Any]:
+    texts = []
+    for index, value in enumerate(values):
+        if type(value) is int and not -EXACT_INTEGER <= value < EXACT_INTEGER:
+            raise InvalidInput(
+                f"{locate(index)}: {value} is not allowed: whole numbers within {_range('INT64')} "
+                "stand for their digits here"
+            )
+        texts.append(str(int(value)) if type(value) in _DIGIT_TYPES else value)
+    return texts
+
+
+def _strings(
+    values: list[Any],
+    kinds: set[type],
+    locate: Locate,
+    missing: str | None,
+    *,
+    integers: bool = False,
+) -> Array:
     if not kinds <= _STR_TYPES:
         for index, value in enumerate(values):
             if type(value) is not str and not (value is None and missing is not None):
+                if integers and type(value) is float:
+                    raise InvalidInput(
+                        f"{locate(index)}: {shown_json(value)} is not allowed: this column takes "
+                        "strings and whole numbers without a fraction or exponent"
+                    )
                 raise _misfit(value, "BYTES", locate(index))
         values = [missing if value is None else value for value in values]
     result = np.empty(len(values), dtype=object)

@@ -157,8 +157,9 @@ class _Reader:
             shape = shapes.fitted_shape((len(rows), len(columns)), table, "instances")
             self._reserve(shape, table, "instances")
             values = tensors.from_flat(
-                flat, table.datatype, _cell(columns), table.missing, is_table=True
-            )
+                flat, table.datatype, _cell(columns), table.missing, is_table=True,
+                integers=table.integers,
+            )  # fmt: skip
             return {table.name: values.reshape(shape)}
         names = tuple(self._specs)
         if shapes.is_numbered(self._signature, rows[0]):
@@ -214,9 +215,9 @@ class _Reader:
         flat = tensors.flatten(data, sent, where + key, self._limits.max_nesting)
         per_row = len(flat) // sent[0] if sent and sent[0] else 1
         locate = _element(where, key, per_row)
-        return tensors.from_flat(flat, spec.datatype, locate, spec.missing, is_table=True).reshape(
-            shape
-        )
+        return tensors.from_flat(
+            flat, spec.datatype, locate, spec.missing, is_table=True, integers=spec.integers
+        ).reshape(shape)
 
     def _reserve(self, shape: tuple[int, ...], spec: TensorSpec, where: str) -> None:
         checked_count(shape, numpy_dtype(spec.datatype).itemsize, where, self._limits)

@@ -6,7 +6,7 @@ Unknown fields and parameters are ignored, as the protocol wants; what is known 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from models.servable import Array, numpy_dtype
@@ -21,6 +21,8 @@ from serving.codec.parse import kind_of, parse_object, shown_json
 
 _SHARED_MEMORY: Final = "shared_memory_region"
 _MAX_COUNT: Final = 2**63 - 1
+# Whole numbers that a library takes for their digits fit into INT64.
+_INTEGERS: Final = frozenset({"INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,10 +207,14 @@ class _Inputs:
         if name in seen:
             raise InvalidInput(f"input {shown(name)} stands twice")
         where = f"input {shown(name)}"
-        if item.get("datatype") != spec.datatype:
+        datatype = item.get("datatype")
+        as_digits = spec.integers and datatype in _INTEGERS
+        if as_digits:
+            spec = replace(spec, datatype=datatype)
+        elif datatype != spec.datatype:
+            takes = f"{spec.datatype} and INT64" if spec.integers else spec.datatype
             raise InvalidInput(
-                f"{where}: datatype {shown_json(item.get('datatype'))} is not allowed: "
-                f"the model takes {spec.datatype}"
+                f"{where}: datatype {shown_json(datatype)} is not allowed: the model takes {takes}"
             )
         shape = self._shape(item.get("shape"), where)
         fitted = shapes.fitted_shape(shape, spec, where)
@@ -223,6 +229,8 @@ class _Inputs:
             flat = binary.from_bytes(self._taken(size, where), spec.datatype, count, where)
         else:
             flat = self._from_json(item, spec, shape, count, where)
+        if as_digits:
+            flat = tensors.digits_of(flat)
         return name, flat.reshape(fitted)
 
     def _from_json(

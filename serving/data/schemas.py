@@ -50,6 +50,7 @@ DATA_SCHEMAS: Final[dict[str, Document]] = {
             "categories": _array(TEXT),
             "missing": TEXT,
             "method": TEXT,
+            "integers": _FLAG,
         },
         ("name", "datatype", "shape"),
     ),

@@ -50,6 +50,24 @@ def test_differences_are_relative_and_leave_ties_out():
     assert differences({"prediction": np.zeros((1, 2))}, {"prediction": one})[0] == np.inf
 
 
+def test_several_labels_of_a_row_are_each_left_out_by_their_own_tie():
+    """A label near a half excuses no other one of its row, and no label of another shape."""
+    native = {
+        "label": np.array([[1, 0], [0, 1]]), "probabilities": np.array([[0.5, 0.1], [0.2, 0.9]]),
+    }  # fmt: skip
+    off = native | {"label": np.array([[0, 0], [0, 1]])}
+    assert differences(off, native) == (0.0, 0)
+    off = native | {"label": np.array([[0, 1], [0, 1]])}
+    assert differences(off, native) == (0.0, 1)
+    assert differences(native | {"label": np.array([1, 0])}, native) == (np.inf, 0)
+    tables = {
+        "label": native["label"], "probabilities_0": np.array([[0.5, 0.5], [0.2, 0.8]]),
+        "probabilities_1": np.array([[0.1, 0.9], [0.2, 0.8]]),
+    }  # fmt: skip
+    off = tables | {"label": np.array([[0, 1], [0, 1]])}
+    assert differences(off, tables) == (0.0, 1)
+
+
 def test_a_library_that_differs_from_itself_is_judged_by_exact_arithmetic():
     """What is served may be as far from it as the library is, and no further."""
     exact = {"output": np.array([1.0, 0.5])}

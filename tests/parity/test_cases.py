@@ -27,6 +27,7 @@ CASES, MISSING = found_cases(None)
 SAMPLED = (
     "lightgbm-cross_entropy_lambda-missing", "lightgbm-lambdarank-grid",
     "lightgbm-binary-pandas-number", "xgboost-binary-hinge-missing", "xgboost-survival-aft-grid",
+    "xgboost-multi-softprob.gblinear-missing", "sklearn-kindsforest-kinds-missing",
     "catboost-yetirank.group_id-grid", "sklearn-kmeans-regression-plain",
     "sklearn-scaledpcatree-regression-plain",
     "sklearn-columns.gradientboostingclassifier-multi-grid",

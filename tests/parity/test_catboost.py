@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 
 from models.convert import ConvertOptions, convert
 from models.errors import ConversionRefused
+from registry.errors import InvalidInput
+from serving.codec.v1 import decode_predict
 
 from .conftest import hard_rows, worst
 
@@ -180,7 +183,15 @@ def test_damaged_files_are_refused(rng, tmp_path: Path):
             convert("m", path)
 
 
-def test_what_is_not_served_is_refused_by_name(serve, rng):
+class OwnLoss:
+    """Squares, in Python."""
+
+    def calc_ders_range(self, approxes, targets, weights):
+        return [(target - approx, -1.0) for approx, target in zip(approxes, targets, strict=True)]
+
+
+@pytest.mark.filterwarnings("ignore:Failed to import numba")
+def test_what_is_not_served_is_refused_by_name(serve, rng, tmp_path: Path):
     """A model that is not fitted, a threshold of its own and an unknown loss are refused."""
     x, y = table(rng)
     with pytest.raises(ConversionRefused, match="CatBoostRegressor is not fitted"):
@@ -189,11 +200,10 @@ def test_what_is_not_served_is_refused_by_name(serve, rng):
     model.set_probability_threshold(0.7)
     with pytest.raises(ConversionRefused, match=r"probability threshold of 0\.7"):
         serve(model)
-    model = catboost.CatBoost(FAST | {"loss_function": "MultiLogloss"}).fit(
-        x, np.stack([y > 0, y < 1], axis=1).astype(int)
-    )
-    with pytest.raises(ConversionRefused, match="loss function MultiLogloss"):
-        serve(model)
+    model = catboost.CatBoost(FAST | {"loss_function": OwnLoss(), "eval_metric": "RMSE"})
+    model.fit(x, y).save_model(str(tmp_path / "m.cbm"))
+    with pytest.raises(ConversionRefused, match="loss function PythonUserDefinedPerObject"):
+        serve(tmp_path / "m.cbm")
 
 
 @pytest.mark.parametrize("labels", [["no", "maybe", "yes"], [7, -3, 2]], ids=["texts", "numbers"])
@@ -211,3 +221,72 @@ def test_several_classes_at_the_end_of_a_pipeline(serve, rng, labels):
     got = serve(model)({"input": x.astype(np.float32)})
     assert got["label"].tolist() == model.predict(x).ravel().tolist()
     assert worst(got["probabilities"], model.predict_proba(x)) <= TOLERANCE
+
+
+@BOTH
+@pytest.mark.parametrize("loss", ["MultiLogloss", "MultiCrossEntropy"])
+def test_several_labels_of_a_row(serve, rng, loss, runtime):
+    """Each label is 0 or 1 by itself, as ``predict`` says, beside its probability."""
+    x, y = table(rng)
+    labels = np.stack([y > 0, x[:, 0] > 0, x[:, 1] < 0.5], axis=1).astype(float)
+    names = {} if loss == "MultiCrossEntropy" else {"class_names": ["up", "east", "cold"]}
+    model = catboost.CatBoostClassifier(**FAST, **names, loss_function=loss).fit(x, labels)
+    rows = rows_of(model, x, rng)
+    served = serve(model, runtime=runtime)
+    assert served.signature.outputs[1].labels == (tuple(names.get("class_names", range(3))))
+    got = served({"input": rows})
+    assert worst(got["probabilities"], model.predict_proba(rows)) <= TOLERANCE
+    is_near = np.abs(model.predict_proba(rows) - 0.5) <= TOLERANCE
+    assert ((got["label"] == model.predict(rows)) | is_near).all()
+
+
+@BOTH
+@pytest.mark.parametrize("loss", ["MultiRMSEWithMissingValues", "GroupQuantile:alpha=0.3", "RMSPE"])
+def test_rarer_losses_answer_predict(serve, rng, loss, runtime):
+    """What the model predicts is the sum of its trees."""
+    x, y = table(rng)
+    target = np.stack([y, np.where(y > 1, np.nan, -y)], axis=1) if loss[:5] == "Multi" else y + 9
+    group = {"group_id": np.arange(600) // 20} if loss.startswith("Group") else {}
+    model = catboost.CatBoost(FAST | {"loss_function": loss}).fit(x, target, **group)
+    rows = rows_of(model, x, rng)
+    got = serve(model, runtime=runtime)({"input": rows})["prediction"]
+    assert worst(got, model.predict(rows)) <= TOLERANCE
+
+
+@BOTH
+def test_focal_loss_keeps_its_labels(serve, rng, runtime):
+    """Two classes with probabilities, as of the usual loss."""
+    x, y = table(rng)
+    loss = "Focal:focal_alpha=0.3;focal_gamma=2"
+    model = catboost.CatBoostClassifier(**FAST, loss_function=loss)
+    model.fit(x, np.where(y > 0, "yes", "no"))
+    rows = rows_of(model, x, rng)
+    got = serve(model, runtime=runtime)({"input": rows})
+    expected = model.predict_proba(rows)
+    assert worst(got["probabilities"], expected) <= TOLERANCE
+    is_near = np.abs(expected[:, 0] - 0.5) <= TOLERANCE
+    assert ((got["label"] == model.predict(rows)) | is_near).all()
+
+
+def test_whole_numbers_are_the_categories_that_training_made_of_them(serve, rng):
+    """A request may say 3 or "3", as to CatBoost itself; true is 1, and 3.0 is refused by both."""
+    frame = categories_frame(rng)
+    frame["flag"] = frame.zone % 2 == 0
+    model = catboost.CatBoostRegressor(**FAST, cat_features=["city", "zone", "flag"])
+    model.fit(frame, frame.n + frame.zone % 3 + frame.flag * 2)
+    served = serve(model)
+    names = [spec.name for spec in served.signature.inputs if spec.integers]
+    assert names == ["city", "zone", "flag"]
+    rows = frame.head(20)
+    instances = [
+        {"n": float(row.n), "city": row.city, "zone": int(row.zone), "flag": bool(row.flag)}
+        for row in rows.itertuples()
+    ]
+    call = decode_predict(json.dumps({"instances": instances}).encode(), served.signature)
+    assert worst(served(call.inputs)["prediction"], model.predict(rows)) <= TOLERANCE
+    with pytest.raises(InvalidInput, match=r"instances\[0\]\['zone'\]: 3\.0 is not allowed"):
+        decode_predict(
+            json.dumps({"instances": [instances[0] | {"zone": 3.0}]}).encode(), served.signature
+        )
+    with pytest.raises(catboost.CatBoostError, match="must be integer or string"):
+        model.predict(rows.assign(zone=3.0))

@@ -342,17 +342,14 @@ def test_regression_of_one_and_of_two_numbers(serve, rng):
         (make_pipeline(FunctionTransformer(double), DecisionTreeClassifier()), "r: 'double' is a"),
         (make_pipeline(KNNImputer(), DecisionTreeClassifier()), "KNNImputer: it looks rows"),
         (StandardScaler(), "does not predict"),
-        (RandomForestClassifier(2), "several outputs"),
         (LogisticRegression(), "is it fitted"),
     ],
-    ids=["own function", "imputer by neighbours", "no model", "several outputs", "not fitted"],
+    ids=["own function", "imputer by neighbours", "no model", "not fitted"],
 )
 def test_what_cannot_be_converted_is_refused_with_the_reason(serve, rng, model, reason):
     """The message names what is in the way."""
     x = np.abs(rng.normal(size=(50, 2)))
-    if isinstance(model, RandomForestClassifier):
-        model.fit(x, (x > 0.5).astype(int))
-    elif not isinstance(model, LogisticRegression):
+    if not isinstance(model, LogisticRegression):
         model.fit(x, (x[:, 0] > 0.5).astype(int))
     with pytest.raises(ConversionRefused, match=reason):
         serve(model)

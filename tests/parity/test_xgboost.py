@@ -128,14 +128,11 @@ def own_objective(target, predicted):
 
 
 def test_a11_what_has_no_known_link_is_refused(serve, rng):
-    """An objective of the user's own, and a linear booster, are refused by name."""
+    """An objective of the user's own is refused by name."""
     x, y = table(rng)
-    for model, says in (
-        (xgb.XGBRegressor(**FAST, objective=own_objective), "a Python function is not supported"),
-        (xgb.XGBRegressor(n_jobs=1, booster="gblinear"), "booster 'gblinear' is not supported"),
-    ):
-        with pytest.raises(ConversionRefused, match=says):
-            serve(model.fit(x, y))
+    model = xgb.XGBRegressor(**FAST, objective=own_objective).fit(x, y)
+    with pytest.raises(ConversionRefused, match="a Python function is not supported"):
+        serve(model)
     with pytest.raises(ConversionRefused, match="is not fitted"):
         serve(xgb.XGBRegressor())
 
@@ -313,3 +310,74 @@ def test_several_targets(serve, rng):
         served = serve(model)
         assert served.runtime == runtime
         assert worst(served({"input": x})["prediction"], model.predict(x)) <= TOLERANCE
+
+
+def labels_of(x: np.ndarray) -> np.ndarray:
+    return (np.stack([x[:, 0], x[:, 1] + x[:, 2], -x[:, 3]], axis=1) > 0).astype(int)
+
+
+@BOTH
+def test_several_labels_of_a_row(serve, rng, runtime):
+    """Each label is 0 or 1 by itself, as ``predict`` says, beside its probability."""
+    x, _ = table(rng)
+    model = xgb.XGBClassifier(**FAST).fit(x, labels_of(x))
+    rows = rows_of(model, x, rng)
+    served = serve(model, runtime=runtime)
+    got = served({"input": rows})
+    assert [spec.shape for spec in served.signature.outputs] == [(-1, 3), (-1, 3)]
+    assert served.signature.outputs[1].labels == (0, 1, 2)
+    assert worst(got["probabilities"], model.predict_proba(rows)) <= TOLERANCE
+    is_near = np.abs(model.predict_proba(rows) - 0.5) <= TOLERANCE
+    assert ((got["label"] == model.predict(rows)) | is_near).all()
+
+
+def test_several_labels_in_every_form(serve, rng, tmp_path: Path):
+    """A leaf with a number for each label is served natively; a plain booster, a pipeline too."""
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    x, _ = table(rng)
+    x = x.astype(np.float64)
+    labels = labels_of(x)
+    vector = xgb.XGBClassifier(**FAST, multi_strategy="multi_output_tree").fit(x, labels)
+    booster = xgb.train({"objective": "binary:logistic"}, xgb.DMatrix(x, labels), 10)
+    booster.save_model(tmp_path / "m.json")
+    piped = make_pipeline(StandardScaler(), xgb.XGBClassifier(**FAST)).fit(x, labels)
+    rows = x.astype(np.float32)
+    for model, runtime, expected in (
+        (vector, "native", vector.predict_proba(rows)),
+        (tmp_path / "m.json", "onnx", booster.inplace_predict(rows)),
+        (piped, "onnx", piped.predict_proba(rows.astype(np.float64))),
+    ):
+        served = serve(model)
+        assert served.runtime == runtime
+        got = served({"input": rows})
+        assert worst(got["probabilities"], expected) <= TOLERANCE
+        assert (got["label"] == (expected > 0.5)).all()
+
+
+@pytest.mark.parametrize(
+    ("objective", "classes"),
+    [("reg:squarederror", 0), ("count:poisson", 0), ("binary:logistic", 2), ("multi:softprob", 3)],
+)
+def test_a_linear_booster(serve, rng, objective, classes):
+    """Weights, the base score and the link; what is missing adds nothing."""
+    x, y = table(rng)
+    options = {"booster": "gblinear", "n_jobs": 1, "n_estimators": 10, "objective": objective}
+    if classes:
+        target = np.digitize(y, np.quantile(y, np.linspace(0, 1, classes + 1)[1:-1] + 0.1))
+        model = xgb.XGBClassifier(**options).fit(x, target)
+    else:
+        model = xgb.XGBRegressor(**options).fit(x, np.floor(np.exp(y / 2)))
+    rows = (rng.normal(size=(2400, 5)) * 3).astype(np.float32)
+    rows[:800][rng.random((800, 5)) < 0.3] = np.nan
+    served = serve(model)
+    assert served.runtime == "onnx"
+    got = served({"input": rows})
+    if not classes:
+        assert worst(got["prediction"], model.predict(rows)) <= TOLERANCE
+        return
+    assert worst(got["probabilities"], model.predict_proba(rows)) <= TOLERANCE
+    assert (got["label"] == model.predict(rows)).all()
+    with pytest.raises(ConversionRefused, match="cannot be served natively"):
+        serve(model, runtime="native")

@@ -36,12 +36,26 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
+class Target:
+    """One of several targets of classes: its labels, and the place ``(rows,)`` int64 among them.
+
+    ``probabilities``: ``(rows, classes)``, "" where the estimator has none.
+    """
+
+    index: str
+    labels: tuple[str | int, ...]
+    probabilities: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Predicted:
     """Names of what an estimator gives; "" for what it does not give.
 
-    ``index``: ``(rows,)`` int64, the place of the label in ``classes_``. ``label``: ``(rows,)``
-    int64, of clusters and outliers. ``values``: ``(rows, targets)`` numbers of a regressor.
-    ``probabilities``: ``(rows, classes)``. ``scores``: decision_function, ``(rows, n)``.
+    ``index``: ``(rows,)`` int64, the place of the label in ``classes_``; where a row has several
+    labels, ``(rows, labels)`` of 0 and 1. ``label``: ``(rows,)`` int64, of clusters and outliers.
+    ``values``: ``(rows, targets)`` numbers of a regressor. ``probabilities``: ``(rows, classes)``,
+    or of each of several labels. ``scores``: decision_function, ``(rows, n)``. ``targets``: of an
+    estimator that answers several classes at once, in place of ``index``.
     """
 
     index: str = ""
@@ -49,6 +63,7 @@ class Predicted:
     values: str = ""
     probabilities: str = ""
     scores: str = ""
+    targets: tuple[Target, ...] = ()
 
 
 Handler: TypeAlias = Callable[["Compiler", Any, Source], Predicted]
@@ -77,7 +92,7 @@ class Compiler:
         handler = None
         if library_of(estimator) in _ROOTS:
             handler = families().get(type(estimator).__name__)
-        return (handler or _piece)(self, estimator, source)
+        return (handler or written_by_piece)(self, estimator, source)
 
     def matrix(self, source: Source) -> str:
         """Return the table as one matrix of numbers in the compiler's precision."""
@@ -105,8 +120,11 @@ class Compiler:
         """Return the table that a transformer (or the front of a pipeline) makes of a table."""
         pieces = self.piece(transformer, source)
         if len(pieces) != 1:
+            steps = [step for _, step in getattr(transformer, "steps", [("", transformer)])]
+            names = [type(step).__name__ for step in steps if hasattr(step, "predict")]
             raise ConversionRefused(
-                f"{type(transformer).__name__}: it gives {len(pieces)} tables where one is needed"
+                f"{', '.join(names) or type(transformer).__name__}: as a step before the last it "
+                "is not supported, for skl2onnx takes its prediction for what it transforms"
             )
         return Source((self.cast(pieces[0]),), ("number",), (), -1)
 
@@ -177,6 +195,15 @@ class Compiler:
         flag = self.add(op, self.shaped(tensor, -1), self.number(0.0))
         return self.add("Cast", flag, to=TensorProto.INT64)
 
+    def flags(self, tensor: str, limit: float) -> str:
+        """Return int64 of the shape of ``tensor``: 1 where it is above ``limit``."""
+        above = self.add("Greater", tensor, self.number(limit))
+        return self.add("Cast", above, to=TensorProto.INT64)
+
+    def joined(self, columns: Sequence[str]) -> str:
+        """Return columns ``(rows, n)`` side by side."""
+        return columns[0] if len(columns) == 1 else self.add("Concat", *columns, axis=1)
+
     def both_sides(self, margin: str) -> str:
         """Return the probabilities of two classes from the margin ``(rows, 1)`` of the second.
 
@@ -206,7 +233,7 @@ def index_of(compiler: Compiler, label: str, classes: Any) -> str:
     return compiler.add("LabelEncoder", flat, domain=ML_DOMAIN, **attributes)
 
 
-def _piece(compiler: Compiler, estimator: Any, source: Source) -> Predicted:
+def written_by_piece(compiler: Compiler, estimator: Any, source: Source) -> Predicted:
     """Let skl2onnx write an estimator, and sort what comes out by what the estimator is."""
     outputs = compiler.piece(estimator, source)
     classes = getattr(estimator, "classes_", None)

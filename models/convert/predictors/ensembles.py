@@ -67,6 +67,8 @@ def _numbers_of_labels(compiler: Compiler, found: Predicted, member: Any) -> str
 
 
 def _stacking_classifier(compiler: Compiler, estimator: Any, source: Source) -> Predicted:
+    if isinstance(estimator.classes_, list):
+        raise ConversionRefused("StackingClassifier: several labels of a row are not supported")
     found = compiler.predict(estimator.final_estimator_, _stacked(compiler, estimator, source))
     if len(estimator.final_estimator_.classes_) != len(estimator.classes_):
         raise ConversionRefused("StackingClassifier: its final estimator knows other classes")

@@ -11,8 +11,10 @@ from models.convert.predictors import (
     linear,
     meta,
     neighbors,
+    networks,
     outliers,
     simple,
+    targets,
     thresholds,
     treelike,
 )
@@ -21,7 +23,7 @@ from models.convert.predictors.compiler import Handler
 _SCORED: Final = frozenset(
     {"LinearSVC", "NuSVC", "OneVsOneClassifier", "OneVsRestClassifier",
      "PassiveAggressiveClassifier", "Perceptron", "RidgeClassifier", "RidgeClassifierCV", "SVC",
-     "SGDClassifier"}
+     "SGDClassifier", "ClassifierChain"}
 )  # fmt: skip
 
 
@@ -35,7 +37,8 @@ def families() -> dict[str, Handler]:
     """Return the functions of all families."""
     found: dict[str, Handler] = {}
     for module in (
-        ensembles, kernels, linear, meta, neighbors, outliers, simple, thresholds, treelike
+        ensembles, kernels, linear, meta, networks, neighbors, outliers, simple, targets,
+        thresholds, treelike,
     ):  # fmt: skip
         found |= module.HANDLERS
     return found

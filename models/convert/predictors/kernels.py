@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -44,6 +44,37 @@ def _radial(compiler: Compiler, matrix: str, vectors: Array, product: str, gamma
     distance = compiler.add("Sub", compiler.add("Add", own, theirs), twice)
     distance = compiler.add("Max", distance, compiler.number(0.0))
     return compiler.add("Exp", compiler.add("Mul", distance, compiler.number(-gamma)))
+
+
+_RIDGE_KERNELS: Final = ("linear", "rbf", "sigmoid", "poly", "polynomial")
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernel:
+    """A kernel as scikit-learn's ``pairwise_kernels`` takes it, in the words of libsvm."""
+
+    kernel: str
+    _gamma: float
+    coef0: float
+    degree: int
+
+
+def _ridge(compiler: Compiler, estimator: Any, source: Source) -> Predicted:
+    vectors = _dense(estimator.X_fit_)
+    kind = estimator.kernel
+    degree = float(estimator.degree)
+    is_known = kind in _RIDGE_KERNELS and not estimator.kernel_params
+    if not is_known or not degree.is_integer() or degree < 1:
+        raise ConversionRefused(
+            f"KernelRidge: kernel {kind!r} of degree {degree:g} is not supported: use linear, rbf, "
+            "sigmoid, or poly of a whole degree"
+        )
+    kind = "poly" if kind == "polynomial" else kind
+    gamma = 1.0 / vectors.shape[1] if estimator.gamma is None else float(estimator.gamma)
+    described = _Kernel(kind, gamma, float(estimator.coef0), int(degree))
+    values = kernel(compiler, compiler.matrix(source), vectors, described)
+    weights = np.asarray(estimator.dual_coef_, np.float64).reshape(len(vectors), -1)
+    return Predicted(values=compiler.affine(values, weights.T, 0.0))
 
 
 def _sums(compiler: Compiler, estimator: Any, source: Source) -> str:
@@ -144,4 +175,5 @@ HANDLERS: Final[dict[str, Handler]] = {
     **dict.fromkeys(("SVC", "NuSVC"), _classifier),
     **dict.fromkeys(("SVR", "NuSVR"), _regressor),
     "OneClassSVM": _one_class,
+    "KernelRidge": _ridge,
 }

@@ -25,6 +25,9 @@ def _regressor(compiler: Compiler, estimator: Any, source: Source) -> Predicted:
 
 def _classifier(compiler: Compiler, estimator: Any, source: Source) -> Predicted:
     margin = _margin(compiler, estimator, source)
+    binarizer = getattr(estimator, "_label_binarizer", None)
+    if getattr(binarizer, "y_type_", "").startswith("multilabel"):  # of RidgeClassifier
+        return Predicted(index=compiler.flags(margin, 0.0), scores=margin)
     is_binary = len(estimator.classes_) == 2
     index = compiler.is_positive(margin) if is_binary else compiler.best(margin)
     return Predicted(index=index, scores=margin)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -12,8 +13,11 @@ from models.convert.predictors.inverse import inverse
 from models.convert.predictors.kernels import ovr_scores
 from models.errors import ConversionRefused
 
+# The score ``(rows, 1)`` of the second class, and what it must exceed.
+Scored: TypeAlias = tuple[str, float]
 
-def _binary_score(compiler: Compiler, found: Predicted, member: Any) -> tuple[str, float]:
+
+def _binary_score(compiler: Compiler, found: Predicted, member: Any) -> Scored:
     """Return the score ``(rows, 1)`` of the second class, and what it must exceed."""
     if hasattr(member, "decision_function"):
         if not found.scores:
@@ -27,10 +31,10 @@ def _binary_score(compiler: Compiler, found: Predicted, member: Any) -> tuple[st
 
 
 def _one_vs_rest(compiler: Compiler, estimator: Any, source: Source) -> Predicted:
-    if estimator.multilabel_:
-        raise ConversionRefused("OneVsRestClassifier: several labels of a row are not supported")
     found = [(member, compiler.predict(member, source)) for member in estimator.estimators_]
     scored = [_binary_score(compiler, f, member) for member, f in found]
+    if estimator.multilabel_:
+        return _several_labels(compiler, estimator, [f for _, f in found], scored)
     if len(found) == 1:
         score, threshold = scored[0]
         shifted = compiler.add("Sub", score, compiler.number(threshold)) if threshold else score
@@ -48,6 +52,19 @@ def _one_vs_rest(compiler: Compiler, estimator: Any, source: Source) -> Predicte
         return replace(result, probabilities=compiler.complement(columns[0]))
     table = compiler.add("Concat", *columns, axis=1)
     return replace(result, probabilities=_divided(compiler, table))
+
+
+def _several_labels(
+    compiler: Compiler, estimator: Any, found: Sequence[Predicted], scored: Sequence[Scored]
+) -> Predicted:
+    """Return each label as its own question: one row may have many of them, or none."""
+    index = compiler.joined([compiler.flags(score, threshold) for score, threshold in scored])
+    scores = probabilities = ""
+    if hasattr(estimator, "decision_function"):
+        scores = compiler.joined([score for score, _ in scored])
+    if hasattr(estimator, "predict_proba"):
+        probabilities = compiler.joined([compiler.gather(f.probabilities, [1]) for f in found])
+    return Predicted(index=index, probabilities=probabilities, scores=scores)
 
 
 def _divided(compiler: Compiler, table: str) -> str:

@@ -6,7 +6,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from models.convert.graph import class_labels
 from models.convert.predictors.compiler import Compiler, Handler, Predicted, Source
+from models.convert.predictors.targets import split_targets
 from models.errors import ConversionRefused
 from models.servable import Array
 
@@ -107,8 +109,11 @@ def _weighted(compiler: Compiler, estimator: Any, source: Source, table: Array) 
 
 def _classifier(compiler: Compiler, estimator: Any, source: Source) -> Predicted:
     codes = np.asarray(estimator._y)  # noqa: SLF001
-    if codes.ndim != 1:
-        raise ConversionRefused("KNeighborsClassifier: several outputs of classes at once")
+    if isinstance(estimator.classes_, list):
+        labels = [class_labels(classes) for classes in estimator.classes_]
+        tables = [np.eye(len(one))[codes[:, place]] for place, one in enumerate(labels)]
+        found = _weighted(compiler, estimator, source, np.concatenate(tables, axis=1))
+        return Predicted(targets=split_targets(compiler, found, labels))
     table = np.eye(len(estimator.classes_))[codes]
     probabilities = _weighted(compiler, estimator, source, table)
     return Predicted(index=compiler.best(probabilities), probabilities=probabilities)

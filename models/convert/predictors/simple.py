@@ -32,6 +32,10 @@ def _frozen(compiler: Compiler, estimator: Any, source: Source) -> Predicted:
     return compiler.predict(estimator.estimator, source)
 
 
+def _self_trained(compiler: Compiler, estimator: Any, source: Source) -> Predicted:
+    return compiler.predict(estimator.estimator_, source)
+
+
 def _selected(compiler: Compiler, estimator: Any, source: Source) -> Predicted:
     kept = np.flatnonzero(estimator.support_).tolist()
     return compiler.predict(estimator.estimator_, compiler.columns(source, kept))
@@ -106,8 +110,17 @@ def _refused(_compiler: Compiler, estimator: Any, _source: Source) -> Predicted:
     )
 
 
+def _refused_process(_compiler: Compiler, _estimator: Any, _source: Source) -> Predicted:
+    raise ConversionRefused(
+        "scikit-learn: GaussianProcessClassifier is not supported: each answer solves a system of "
+        "equations, for which the runtime has no operator"
+    )
+
+
 HANDLERS: Final[dict[str, Handler]] = {
     "Pipeline": _pipeline,
+    "GaussianProcessClassifier": _refused_process,
+    "SelfTrainingClassifier": _self_trained,
     **dict.fromkeys(
         ("GridSearchCV", "RandomizedSearchCV", "HalvingGridSearchCV", "HalvingRandomSearchCV"),
         _best_estimator,

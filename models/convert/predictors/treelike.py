@@ -10,6 +10,7 @@ from onnx import TensorProto
 
 from models.convert.graph import InnerModel
 from models.convert.predictors.compiler import Compiler, Handler, Predicted, Source, library_of
+from models.convert.predictors.targets import split_targets
 from models.convert.sklearn_trees import Encoding, tree_model
 from models.convert.trees import ensemble_node
 from models.errors import ConversionRefused
@@ -28,6 +29,8 @@ def _tree(compiler: Compiler, estimator: Any, source: Source) -> Predicted:
     raw = compiler.graph.fresh("raw")
     compiler.graph.nodes.append(ensemble_node(model.forest, compiler.precision, matrix, raw))
     sums = compiler.cast(raw)
+    if model.targets:
+        return Predicted(targets=split_targets(compiler, sums, list(model.targets)))
     if model.classes is None:
         return Predicted(values=compiler.add("Exp", sums) if model.link == "exp" else sums)
     if model.link == "softmax":
@@ -88,6 +91,13 @@ def _booster(compiler: Compiler, estimator: Any, source: Source) -> Predicted:
     if not inner.probabilities:
         values = compiler.shaped(compiler.cast(inner.prediction), -1, inner.targets)
         return Predicted(values=values)
+    if inner.is_multilabel:
+        probabilities = compiler.cast(inner.probabilities)
+        return Predicted(
+            index=compiler.flags(probabilities, 0.5),
+            probabilities=probabilities,
+            scores=compiler.cast(inner.raw),
+        )
     return Predicted(
         index=compiler.best(inner.probabilities),
         probabilities=compiler.cast(inner.probabilities),

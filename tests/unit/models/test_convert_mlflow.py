@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ import pytest
 
 from models.convert import ConvertOptions, convert
 from models.convert.mlflow import read_mlflow
+from models.convert.mlflow_signature import fitted
 from models.errors import ConversionRefused
 from models.package import Package
+from models.signature import Signature, TensorSpec
 from tests.graphs import id32, identity
 
 pytestmark = pytest.mark.extra
@@ -281,3 +284,18 @@ def test_rows_of_the_example_that_do_not_fit_say_where_they_come_from(boosted: P
     """Who never named a sample is told which file it was."""
     (boosted / "input_example.json").write_text(json.dumps({"columns": ["x"], "data": [[1]]}))
     assert "input_example of 'boosted'" in refusal(boosted)
+
+
+def test_whole_numbers_fit_where_the_library_takes_them_for_their_digits():
+    """Categories of CatBoost that were numbers in training; a fraction fits nowhere."""
+    output = TensorSpec("prediction", "FP32", (-1,))
+    zone = TensorSpec("zone", "BYTES", (-1, 1), integers=True)
+    saved = {"inputs": json.dumps([{"type": "long", "name": "zone"}])}
+    signature = Signature((zone,), (output,)).to_json()
+    assert fitted(signature, saved) == (signature, ())
+    texts = Signature((replace(zone, integers=False),), (output,)).to_json()
+    with pytest.raises(ConversionRefused, match="'zone' is 'long', the model takes BYTES"):
+        fitted(texts, saved)
+    saved = {"inputs": json.dumps([{"type": "double", "name": "zone"}])}
+    with pytest.raises(ConversionRefused, match="'zone' is 'double'"):
+        fitted(signature, saved)

@@ -243,6 +243,9 @@ class TestServable:
         signature["outputs"][1]["labels"] = ["no", "yes"]
         with pytest.raises(LoadFailed, match="labels do not fit"):
             load(shelf, package)
+        signature["outputs"][0] |= {"datatype": "BYTES", "shape": [-1, 2]}
+        with pytest.raises(LoadFailed, match="several labels a row must be INT64"):
+            load(shelf, package)
         signature["outputs"].pop(0)
         with pytest.raises(LoadFailed, match=r"signature\.outputs"):
             load(shelf, package)

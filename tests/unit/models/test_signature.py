@@ -19,6 +19,7 @@ def test_every_field_comes_back():
         (
             TensorSpec("x", "FP32", (-1, 2), columns=("a", "b")),
             TensorSpec("city", "BYTES", (-1, 1), categories=("Graz", "Wien"), missing="?"),
+            TensorSpec("zone", "BYTES", (-1, 1), integers=True),
         ),
         (TensorSpec("p", "FP64", (-1, 2), labels=("no", 7), method="predict_proba"),),
     )
@@ -53,6 +54,8 @@ def spec(**changes: Any) -> dict[str, Any]:
         (spec(shape=[True]), "signature.inputs[0].shape: [True] must be a list of integers"),
         (spec(shape=None), "signature.inputs[0].shape: None must be a list of integers from -1"),
         (spec(shape=[1] * 9), "signature.inputs[0].shape: 9 dimensions, at most 8 are allowed"),
+        (spec(integers=1), "signature.inputs[0].integers: 1 must be true or false"),
+        (spec(integers=True), "signature.inputs[0].integers: true is for BYTES only, this is FP32"),
         (spec(columns=[1]), "signature.inputs[0].columns: must be a list of strings"),
         (spec(columns=["a"]), "signature.inputs[0].columns: 1 names do not fit shape [-1, 2]"),
         (spec(columns=["a", "b"], shape=[2]), "signature.inputs[0].columns: 2 names do not fit"),

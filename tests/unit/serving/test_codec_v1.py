@@ -310,3 +310,51 @@ def test_of_a_name_that_stands_twice_the_last_counts() -> None:
     """As most parsers of JSON have it, at any depth."""
     body = b'{"instances": [[1, 2]], "instances": [{"age": 1, "fare": 2, "age": 3}]}'
     assert decode_predict(body, TABLE).inputs["x"].tolist() == [[3, 2]]
+
+
+CODED = Signature(
+    (TensorSpec("n", "FP32", (-1, 1)), TensorSpec("zone", "BYTES", (-1, 1), integers=True)), Y
+)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"instances": [{"n": 1, "zone": 7}, {"n": 2, "zone": "Rome"}, {"n": 3, "zone": True}]},
+        {"instances": [[1, 7], [2, "Rome"], [3, True]]},
+        {"inputs": {"n": [1, 2, 3], "zone": [7, "Rome", True]}},
+        {"inputs": {"n": [[1], [2], [3]], "zone": [["7"], ["Rome"], ["1"]]}},
+        {"dataframe_split": {"columns": ["n", "zone"], "data": [[1, 7], [2, "Rome"], [3, True]]}},
+    ],
+)
+def test_whole_numbers_stand_for_their_digits_where_the_library_takes_them_so(
+    body: dict[str, Any],
+) -> None:
+    """A category that was a number in training is the same as a text; true was 1."""
+    assert decode(body, CODED).inputs["zone"].tolist() == [["7"], ["Rome"], ["1"]]
+
+
+def test_whole_numbers_as_texts_are_exact() -> None:
+    """The whole range of INT64 comes through digit by digit."""
+    numbers = [-(2**63), 2**53 + 1, 2**63 - 1, 0]
+    call = decode({"inputs": {"n": [0] * 4, "zone": numbers}}, CODED)
+    assert call.inputs["zone"].ravel().tolist() == [str(number) for number in numbers]
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (3.0, "instances[0]['zone']: 3.0 is not allowed: this column takes strings and whole "),
+        (2**63, "instances[0]['zone']: 9223372036854775808 is not allowed: whole numbers within "),
+        (None, "instances[0]['zone']: null is not allowed: BYTES takes strings, and this input"),
+    ],
+)
+def test_what_the_library_itself_refuses_as_a_category(value: object, said: str) -> None:
+    """A number with a fraction or point, one that is too long, and none at all."""
+    assert refusal({"instances": [{"n": 1, "zone": value}]}, CODED).startswith(said)
+
+
+def test_a_column_of_texts_takes_no_numbers() -> None:
+    """Where the signature does not say so, 7 is not "7"."""
+    body = {"instances": [{"age": 1, "city": 7, "fare": 2}]}
+    assert refusal(body, COLUMNS) == "instances[0]['city']: 7 is not allowed: BYTES takes strings"

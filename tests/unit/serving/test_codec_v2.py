@@ -324,3 +324,30 @@ def test_long_lists_of_names_stay_readable() -> None:
     wide = Signature(specs, (TensorSpec("y", "FP32", (-1,)),))
     message = refusal({"inputs": [tensor([1], [1])]}, wide)
     assert message.endswith("'c9' and 290 more")
+
+
+@pytest.mark.parametrize("datatype", ["INT64", "INT32", "UINT8"])
+def test_whole_numbers_in_place_of_their_digits(datatype: str) -> None:
+    """A tensor of whole numbers is one of texts, in JSON and as bytes."""
+    spec = signature("BYTES", -1, 1, integers=True)
+    body = {"inputs": [tensor([7, 12], [2, 1], datatype)]}
+    assert decode(body, spec).inputs["x"].tolist() == [["7"], ["12"]]
+    data = np.array([7, 12], np.dtype(datatype.lower())).tobytes()
+    head = {"name": "x", "datatype": datatype, "shape": [2],
+            "parameters": {"binary_data_size": len(data)}}  # fmt: skip
+    raw = json.dumps({"inputs": [head]}).encode()
+    for _ in range(2):  # what is known of a request is no other way
+        call = decode_infer(raw + data, len(raw), spec)
+        assert call.inputs["x"].tolist() == [["7"], ["12"]]
+
+
+def test_numbers_that_are_no_digits_are_refused() -> None:
+    """A fraction, a tensor typed as text that holds numbers, and one that takes texts only."""
+    spec = signature("BYTES", integers=True)
+    assert refusal({"inputs": [tensor([7.5], [1], "FP32")]}, spec) == (
+        "input 'x': datatype 'FP32' is not allowed: the model takes BYTES and INT64"
+    )
+    assert "BYTES takes strings" in refusal({"inputs": [tensor([7], [1], "BYTES")]}, spec)
+    assert refusal({"inputs": [tensor([7], [1], "INT64")]}, signature("BYTES")) == (
+        "input 'x': datatype 'INT64' is not allowed: the model takes BYTES"
+    )

@@ -205,6 +205,7 @@ def test_push_prints_sizes_savings_difference_and_version(
     )
     assert fake_package[0][-1].meta == {"commit": "abc"}
     assert fake_package[0][-1].is_apart  # a damaged file may crash its library
+    assert fake_package[0][-1].timeout_s == 3600.0  # or have it go on for ever
     assert main([*arguments, "--json", "--load"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert (result["version"], result["bytes_sent"], result["bytes_saved"]) == (2, 0, 2053)
