@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from models.signature import Signature, TensorSpec
 from serving.codec.limits import Limits
-from serving.codec.v2 import OutputWish
+from serving.codec.v2 import OutputWish, decode_infer
 from tests.unit.serving.v2_bodies import decode, read, refusal, signature, tensor
 
 PAIR = Signature(
@@ -348,6 +349,11 @@ def test_numbers_that_are_no_digits_are_refused() -> None:
         "input 'x': datatype 'FP32' is not allowed: the model takes BYTES and INT64"
     )
     assert "BYTES takes strings" in refusal({"inputs": [tensor([7], [1], "BYTES")]}, spec)
+    for odd in ([], {}, None, 7):
+        body = {"inputs": [tensor([7], [1], "INT64") | {"datatype": odd}]}
+        said = refusal(body, spec)
+        assert said.startswith("input 'x': datatype ")
+        assert said.endswith(" is not allowed: the model takes BYTES and INT64")
     assert refusal({"inputs": [tensor([7], [1], "INT64")]}, signature("BYTES")) == (
         "input 'x': datatype 'INT64' is not allowed: the model takes BYTES"
     )
