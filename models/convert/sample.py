@@ -228,7 +228,8 @@ def _kind(cell: object) -> Kind:
 def _array(cells: Sequence[object], spec: TensorSpec) -> Array:
     if spec.datatype == "BYTES":
         missing = spec.missing if spec.missing is not None else ""
-        values = [missing if _is_missing(cell) else str(cell) for cell in cells]
+        text = _digits if spec.integers else str
+        values = [missing if _is_missing(cell) else text(cell) for cell in cells]
         array = np.empty(len(values), dtype=object)
         array[:] = values
         return array
@@ -237,6 +238,13 @@ def _array(cells: Sequence[object], spec: TensorSpec) -> Array:
         with np.errstate(over="ignore"):
             return np.array(numbers, dtype=np.float64).astype(numpy_dtype(spec.datatype))
     return np.array([_whole(cell) for cell in cells], dtype=numpy_dtype(spec.datatype))
+
+
+def _digits(cell: object) -> str:
+    """Return a category as the server takes it: a text, or the digits of a whole number."""
+    if isinstance(cell, float):
+        raise ValueError(f"{cell} is neither a text nor a whole number")
+    return str(int(cell)) if isinstance(cell, bool) else str(cell)
 
 
 def _number(cell: object) -> float:

@@ -157,7 +157,7 @@ def _source(booster: Any, classes: Any, missing: float | None, wrapper: Any) -> 
     parsed = parse_model(bytes(booster.save_raw("ubj")))
     if parsed.objective not in _OBJECTIVES:
         raise ConversionRefused(_unknown_objective(parsed.objective))
-    best = parsed.attributes.get("best_iteration")
+    best = parsed.attributes.get("best_iteration") if parsed.linear is None else None
     # Booster.predict takes all trees; what scikit-learn's wrapper trained takes the best ones.
     if best is not None and (wrapper is not None or "scikit_learn" in parsed.attributes):
         booster = booster[: int(best) + 1]

@@ -208,10 +208,9 @@ class _Inputs:
             raise InvalidInput(f"input {shown(name)} stands twice")
         where = f"input {shown(name)}"
         datatype = item.get("datatype")
-        as_digits = False
-        if spec.integers and type(datatype) is str and datatype in _INTEGERS:
-            as_digits = True
-            spec = replace(spec, datatype=datatype)
+        as_digits = spec.integers and type(datatype) is str and datatype in _INTEGERS
+        if as_digits:
+            spec = replace(spec, datatype=str(datatype))
         elif datatype != spec.datatype:
             takes = f"{spec.datatype} and INT64" if spec.integers else spec.datatype
             raise InvalidInput(

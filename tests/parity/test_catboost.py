@@ -268,20 +268,22 @@ def test_focal_loss_keeps_its_labels(serve, rng, runtime):
     assert ((got["label"] == model.predict(rows)) | is_near).all()
 
 
-def test_whole_numbers_are_the_categories_that_training_made_of_them(serve, rng):
+def test_whole_numbers_are_the_categories_that_training_made_of_them(serve, rng, tmp_path: Path):
     """A request may say 3 or "3", as to CatBoost itself; true is 1, and 3.0 is refused by both."""
     frame = categories_frame(rng)
     frame["flag"] = frame.zone % 2 == 0
     model = catboost.CatBoostRegressor(**FAST, cat_features=["city", "zone", "flag"])
     model.fit(frame, frame.n + frame.zone % 3 + frame.flag * 2)
-    served = serve(model)
-    names = [spec.name for spec in served.signature.inputs if spec.integers]
-    assert names == ["city", "zone", "flag"]
     rows = frame.head(20)
     instances = [
         {"n": float(row.n), "city": row.city, "zone": int(row.zone), "flag": bool(row.flag)}
         for row in rows.itertuples()
     ]
+    sample = tmp_path / "sample.json"
+    sample.write_text(json.dumps(instances))
+    served = serve(model, sample=sample)
+    names = [spec.name for spec in served.signature.inputs if spec.integers]
+    assert names == ["city", "zone", "flag"]
     call = decode_predict(json.dumps({"instances": instances}).encode(), served.signature)
     assert worst(served(call.inputs)["prediction"], model.predict(rows)) <= TOLERANCE
     with pytest.raises(InvalidInput, match=r"instances\[0\]\['zone'\]: 3\.0 is not allowed"):
@@ -290,3 +292,6 @@ def test_whole_numbers_are_the_categories_that_training_made_of_them(serve, rng)
         )
     with pytest.raises(catboost.CatBoostError, match="must be integer or string"):
         model.predict(rows.assign(zone=3.0))
+    sample.write_text(json.dumps([instances[0] | {"zone": 3.0}]))
+    with pytest.raises(ConversionRefused, match=r"column 'zone': 3\.0 is neither a text nor a wh"):
+        serve(model, sample=sample)

@@ -97,3 +97,23 @@ def test_what_is_no_golden_row_is_passed_over(record: Any) -> None:
         raise AssertionError("nothing to ask")
 
     assert drift(run, SIGNATURE, record) == ""
+
+
+def test_a_label_of_several_may_turn_at_a_half() -> None:
+    """There each label has a probability of its own; the two highest say nothing of them."""
+    signature = Signature(
+        (TensorSpec("age", "FP64", (-1, 1)),),
+        (TensorSpec("label", "INT64", (-1, 2)), TensorSpec("probabilities", "FP32", (-1, 2))),
+    )
+
+    def drifted(label: list[int], probabilities: list[float]) -> str:
+        def run(inputs: Any) -> list[np.ndarray]:
+            return [np.array([label]), np.array([probabilities], np.float32)]
+
+        outputs = {"label": [1, 0], "probabilities": probabilities}
+        row = {"inputs": {"age": [1.0]}, "outputs": outputs}
+        return drift(run, signature, {"golden": [row]})
+
+    assert drifted([1, 0], [0.75, 0.25]) == ""
+    assert drifted([0, 0], [0.5, 0.25]) == ""
+    assert drifted([0, 0], [0.75, 0.75]).endswith("label is [0, 0], was [1, 0]")
