@@ -11,16 +11,16 @@ from typing import Final
 import numpy as np
 import onnx
 
+from models.computed import computed_manifest
 from models.errors import InputRefused, LoadFailed, RunFailed
 from models.graph_walk import is_external, tensors
 from models.memory import anonymous_bytes, trim
 from models.reading import read_file
 from models.runtime import onnx as runtime
-from models.runtime.tokens import tokenizer_bytes
+from models.runtime.beside import bytes_beside
 from models.servable import Array
 from models.signature import Signature, parse_signature
 from models.synthetic import Run, first_inputs, make_inputs
-from models.text_form import computed_manifest
 from registry.ident import digest_hex
 from registry.manifest import JsonObject, Manifest
 
@@ -50,7 +50,7 @@ def compare(
     where ``packed_graph`` is the digest of a graph that ``pack`` or ``compact`` made, and
     ``packed_objects`` are all that it may name.
     """
-    beside = tokenizer_bytes(manifest, objects_dir)
+    beside = bytes_beside(manifest, objects_dir)
     signature = parse_signature(computed_manifest(manifest).signature)
     plain = objects_dir / digest_hex(manifest.graph)
     runtime.prime(threads)

@@ -1,6 +1,6 @@
 """Inspecting a version through the loader that the workers use, in the throwaway process.
 
-For versions that are more than a graph of ONNX Runtime: texts with their tokenizer, OpenVINO.
+For versions that are more than a graph of ONNX Runtime: texts with what cuts them, OpenVINO.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import onnx
 
+from models.computed import computed_manifest, engine_name
 from models.errors import LoadFailed
 from models.golden import drift
 from models.graph_check import has_control_flow, reason_not_to_batch
@@ -23,14 +24,19 @@ from models.runtime.loader import RuntimeLoader
 from models.servable import Inspection, LoadSpec
 from models.signature import Signature, parse_signature
 from models.synthetic import make_inputs, styles
-from models.text_form import RUNTIME_NAME, computed_manifest, engine_name, parse_text_form
+from models.terms_form import RUNTIME_NAME as TERMS
+from models.terms_form import parse_terms_form
+from models.text_form import RUNTIME_NAME as TEXT
+from models.text_form import parse_text_form
 from registry.ident import shown
 from registry.manifest import JsonObject, Manifest
 
 
 def prepare(manifest: Manifest, threads: int) -> None:
     """Import what a version needs, or raise LoadFailed saying how to install it."""
-    if manifest.runtime["name"] == RUNTIME_NAME:
+    if manifest.runtime["name"] == TERMS:
+        parse_terms_form(manifest)
+    if manifest.runtime["name"] == TEXT:
         from models.runtime import tokens
 
         parse_text_form(manifest)

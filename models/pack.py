@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Final
 
 from models.child import InspectionChild
+from models.computed import engine_name, is_onnx
 from models.errors import LoadFailed
 from models.inspect import check_private_bytes
 from models.pack_build import FILE_FACTOR, NOTHING, Builder, Built
 from models.servable import Inspection, parse_inspection
-from models.text_form import engine_name, is_onnx
 from models.trial import Trial
 from models.weight_mode import (
     MAX_LEFT,

@@ -23,6 +23,7 @@ from typing import Final
 import onnx
 import onnx.helper
 
+from models.computed import objects_beside
 from models.errors import LoadFailed
 from models.graph_shape import large_tensors, uses_of
 from models.graph_walk import is_external, scopes, tensor_bytes, tensors
@@ -31,7 +32,6 @@ from models.packed_object import PackedObject, Part, digest_of, page_after
 from models.reading import read_file
 from models.runtime import onnx as runtime
 from models.runtime.ort_session import SessionConfig
-from models.text_form import RUNTIME_NAME, parse_text_form
 from registry.ident import digest_hex
 from registry.manifest import JsonObject, Manifest
 from registry.packed import PackedTensor
@@ -114,11 +114,11 @@ def pack(
     # In one order, whatever was left out meanwhile: equal versions get equal graphs.
     model.graph.initializer.sort(key=lambda tensor: tensor.name)
     graph_path.write_bytes(model.SerializeToString(deterministic=True))
-    if manifest.runtime.get("name") == RUNTIME_NAME:
-        # No graph names the tokenizer: it is read as it is.
-        tokenizer = parse_text_form(manifest).tokenizer
-        sizes = {entry.digest: entry.size_bytes for entry in manifest.tensors}
-        resident[tokenizer] = sizes[tokenizer]
+    # What no graph names is read as it is.
+    beside = objects_beside(manifest)
+    for entry in manifest.tensors:
+        if entry.digest in beside:
+            resident[entry.digest] = entry.size_bytes
     return {
         "objects": [item.to_json() for item in objects.values()],
         "resident": {**resident},

@@ -6,7 +6,7 @@ Knows no runtime: the parent, the inspection and the workers read the same docum
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from models.errors import LoadFailed
@@ -92,28 +92,6 @@ def parse_text_form(manifest: Manifest) -> TextForm:
         engine=engine,
         encoder=encoder,
     )
-
-
-def computed_manifest(manifest: Manifest) -> Manifest:
-    """Return what a runtime of graphs has to compute: of a text version its encoder alone."""
-    if manifest.runtime.get("name") != RUNTIME_NAME:
-        return manifest
-    form = parse_text_form(manifest)
-    return replace(manifest, runtime=form.engine, signature=form.encoder.to_json())
-
-
-def engine_name(manifest: Manifest) -> str:
-    """Return the runtime that computes a version, or the encoder of a text version."""
-    runtime: Mapping[str, object] = manifest.runtime
-    engine = runtime.get("engine")
-    if runtime.get("name") == RUNTIME_NAME and isinstance(engine, dict):
-        runtime = engine
-    return str(runtime.get("name"))
-
-
-def is_onnx(manifest: Manifest) -> bool:
-    """Tell whether ONNX Runtime computes a version, or the encoder of a text version."""
-    return engine_name(manifest) == "onnx"
 
 
 def _flag(document: Mapping[str, object], key: str) -> bool:

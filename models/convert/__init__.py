@@ -151,6 +151,13 @@ def convert(
 
         return package_native(name, conversion.model, parity, source, options.meta)
     about = About(signature=conversion.signature, parity=parity, source=source, meta=options.meta)
+    if conversion.counted is not None:
+        from models.convert.terms import package_counted
+        from models.convert.variants import NOT_SMALLER
+
+        if request is not None:
+            raise ConversionRefused(f"--quantize {request.mode}: {NOT_SMALLER}")
+        return package_counted(name, conversion.model, conversion.counted, about)
     return _package(name, conversion.model, about, request, sample)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import onnx
@@ -16,6 +16,9 @@ from models.parity import Answer, Inputs, Parity, compare, graph_answer
 from models.servable import Array
 from models.signature import Signature, TensorSpec
 from registry.manifest import JsonObject
+
+if TYPE_CHECKING:
+    from models.convert.terms import Counted
 
 ONNX_TYPES: Final = {
     "FP32": TensorProto.FLOAT,
@@ -41,7 +44,8 @@ class NativeModel:
 class Conversion:
     """A converted model with its proof, ready to be packed.
 
-    ``why_native``: for a native model, the reason and the graph's figures.
+    ``why_native``: for a native model, the reason and the graph's figures. ``counted``: what is
+    counted of texts for the graph, None for nothing.
     """
 
     model: onnx.ModelProto | NativeModel
@@ -51,6 +55,7 @@ class Conversion:
     framework: str
     libraries: JsonObject
     why_native: JsonObject = field(default_factory=dict)
+    counted: Counted | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,9 +220,11 @@ def most_exact(
     inputs: Inputs,
     tolerance: float,
     order: Sequence[Precision] = ("float32", "float64"),
+    answer_of: Callable[[onnx.ModelProto], Answer] = graph_answer,
 ) -> tuple[onnx.ModelProto, Parity, Precision]:
     """Build and measure in ``order`` until one is well within ``tolerance``; return the best.
 
+    ``answer_of``: how a graph is asked.
     Raises ConversionRefused with the figures where none is within it.
     """
     best: tuple[onnx.ModelProto, Parity, Precision] | None = None
@@ -225,7 +232,7 @@ def most_exact(
     for precision in order:
         try:
             model = build(precision)
-            parity = compare(graph_answer(model), native, inputs, tolerance)
+            parity = compare(answer_of(model), native, inputs, tolerance)
         except ConversionRefused as error:
             refusal = refusal or error
             continue

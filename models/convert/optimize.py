@@ -15,6 +15,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from models.computed import engine_name
 from models.convert.opened import answer_of, opened
 from models.convert.quantize import MODES, Mode
 from models.convert.text_push import with_record
@@ -23,7 +24,6 @@ from models.errors import ConversionRefused, LoadFailed
 from models.package import Package
 from models.parity import Inputs, Parity, compare
 from models.servable import Servable
-from models.text_form import engine_name
 from registry.manifest import Json, JsonObject
 
 if TYPE_CHECKING:

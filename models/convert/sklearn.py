@@ -22,16 +22,19 @@ from models.convert.predictors.families import gives_scores
 from models.convert.sample import Sample
 from models.convert.sklearn_columns import (
     SENTINEL,
+    TEXT_INPUT,
     Column,
     final_estimator,
     fitted_columns,
     has_jumps,
     replace_missing_texts,
     sees_columns,
+    takes_texts,
 )
 from models.convert.sklearn_graph import Frame, build_graph
 from models.convert.sklearn_rows import Accepted, make_rows, missing_rows, ordinary_row, probe
 from models.convert.sklearn_targets import is_several, several_outputs, target_of
+from models.convert.terms import counted_answer, counted_of
 from models.convert.trees import Precision, library_versions
 from models.errors import ConversionRefused
 from models.parity import Answer, Inputs, compare, graph_answer
@@ -51,25 +54,50 @@ def convert_estimator(estimator: Any, sample: Sample | None, tolerance: float) -
     columns, has_names = fitted_columns(estimator)
     frame = _frame(estimator, columns, has_names, sample)
     accepted = probe(_native(estimator, frame), frame.used, frame.signature)
-    prepared = copy.deepcopy(estimator)
+    # Vectorisers are not changed, and told apart by what they are.
+    kept = {id(part): part for column in columns for part in column.vectorizers}
+    prepared = copy.deepcopy(estimator, kept)
     replace_missing_texts(prepared, estimator, columns)
     frame, accepted = _with_missing(estimator, prepared, frame, accepted, tolerance)
-    given = sample.inputs(frame.signature) if sample is not None else None
+    given = _given(sample, frame) if sample is not None else None
     native = _native(estimator, frame)
     rows = make_rows(estimator, frame.used, frame.signature, accepted, given, native)
 
     def build(precision: Precision) -> onnx.ModelProto:
         return build_graph(prepared, frame, precision)
 
-    model, parity, precision = most_exact(build, native, rows, tolerance, _order(estimator, frame))
+    order = _order(estimator, frame)
+    model, parity, precision = most_exact(
+        build, native, rows, tolerance, order, lambda model: _asked_graph(model, frame)
+    )
     return Conversion(
         model, frame.signature, parity, precision, "sklearn",
         library_versions("scikit-learn", "skl2onnx", "onnx", "onnxruntime", "numpy", "pandas"),
+        counted=frame.counted,
     )  # fmt: skip
 
 
+def _asked_graph(model: onnx.ModelProto, frame: Frame) -> Answer:
+    """Return what a graph answers to served inputs."""
+    if frame.counted is None:
+        return graph_answer(model)
+    return counted_answer(model, frame.counted, frame.signature)
+
+
+def _given(sample: Sample, frame: Frame) -> Inputs:
+    """Return the rows of a sample as served inputs."""
+    if not frame.is_flat:
+        return sample.inputs(frame.signature)
+    from models.convert.text import texts_of
+
+    return {TEXT_INPUT: texts_of(sample, sample.rows)}
+
+
 def _order(estimator: Any, frame: Frame) -> tuple[Precision, ...]:
-    """Return what to try first: double where a rounding before a tree can turn a branch."""
+    """Return what to try first: double where a rounding before a tree can turn a branch.
+
+    Double for texts too: one may be far longer than those of the proof, and its sums less exact.
+    """
     if not frame.is_matrix or has_jumps(estimator):
         return ("float64", "float32")
     return ("float32", "float64")
@@ -81,17 +109,24 @@ def _frame(estimator: Any, columns: list[Column], has_names: bool, sample: Sampl
         raise ConversionRefused("the pipeline uses none of its columns")
     kinds = {column.kind for column in used}
     is_split = sees_columns(estimator)
-    is_matrix = kinds == {"number"} or (len(kinds) == 1 and not is_split)
-    if is_matrix:
+    is_flat = takes_texts(estimator)
+    is_matrix = kinds == {"number"} or (len(kinds) == 1 and not is_split and not is_flat)
+    if is_flat:
+        inputs: tuple[TensorSpec, ...] = (TensorSpec(TEXT_INPUT, "BYTES", (-1,)),)
+    elif is_matrix:
         names = tuple(column.name for column in used) if has_names else None
         spec = TensorSpec(MATRIX_INPUT, _DATATYPES[used[0].kind], (-1, len(used)), columns=names)
-        inputs: tuple[TensorSpec, ...] = (spec,)
+        inputs = (spec,)
     else:
         inputs = tuple(_column_spec(column, sample) for column in used)
     is_split = is_split or not is_matrix
-    frame = Frame(tuple(columns), is_matrix, has_names, is_split, Signature(inputs, ()))
+    frame = Frame(
+        tuple(columns), is_matrix, has_names, is_split, Signature(inputs, ()), is_flat,
+        counted=None if is_matrix else counted_of(used, inputs),
+    )  # fmt: skip
     outputs = _outputs(estimator, _one_row(estimator, frame))
-    return replace(frame, signature=Signature(inputs, outputs))
+    counted = frame.counted.giving(outputs) if frame.counted is not None else None
+    return replace(frame, signature=Signature(inputs, outputs), counted=counted)
 
 
 def _one_row(estimator: Any, frame: Frame) -> Callable[[str], Any]:
@@ -207,6 +242,8 @@ def _as_served(predicted: Array, spec: TensorSpec) -> Array:
 
 
 def _table(frame: Frame, inputs: Inputs) -> Any:
+    if frame.is_flat:
+        return inputs[TEXT_INPUT].tolist()
     rows = len(next(iter(inputs.values())))
     if frame.is_matrix:
         matrix = inputs[MATRIX_INPUT]
@@ -254,7 +291,7 @@ def _with_missing(
     texts = [c for c in frame.used if c.kind == "text" and c.name in accepted.missing]
     if not texts:
         return frame, accepted
-    graph = graph_answer(build_graph(prepared, frame, _order(estimator, frame)[0]))
+    graph = _asked_graph(build_graph(prepared, frame, _order(estimator, frame)[0]), frame)
     native = _native(estimator, frame)
     wrong = {
         column.name

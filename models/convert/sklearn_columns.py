@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from models.convert.vectorizers import is_vectorizer, refuse_own_vectorizer
 from models.errors import ConversionRefused
 
 # Stands for a missing text inside the graph, and in the signature as ``missing``.
@@ -39,9 +40,9 @@ _JUMPS: Final = frozenset(
         "TargetEncoder",
     }
 )
-_TEXTS: Final = frozenset(
-    {"CountVectorizer", "TfidfVectorizer", "HashingVectorizer", "FeatureHasher", "DictVectorizer"}
-)
+_OF_OBJECTS: Final = frozenset({"FeatureHasher", "DictVectorizer"})
+# The served input of a model that takes a list of texts, not a table.
+TEXT_INPUT: Final = "text"
 _FROZEN: Final = frozenset({"FrozenEstimator", "FixedThresholdClassifier"})
 
 
@@ -55,7 +56,8 @@ class Column:
     ``none_is_missing``: what is missing was None in training, which is not NaN: an imputer of this
     column looks for it, or an encoder has it as a category. ``is_null_unclear``: an encoder has
     both. ``imputers``: those that the column passes. ``is_positive``: a transformer takes numbers
-    above zero only.
+    above zero only. ``vectorizers``: those that count the terms of its texts; ``is_plain``:
+    something else sees it too.
     """
 
     name: str
@@ -70,12 +72,18 @@ class Column:
     is_null_unclear: bool = False
     imputers: list[Any] = field(default_factory=list)
     is_used: bool = False
+    vectorizers: list[Any] = field(default_factory=list)
+    is_plain: bool = False
     is_positive: bool = False
 
 
 def fitted_columns(estimator: Any) -> tuple[list[Column], bool]:
     """Return the columns of the training table and whether they had names."""
-    _refuse_texts(estimator)
+    _refuse_objects(estimator)
+    if takes_texts(estimator):
+        columns = [Column(TEXT_INPUT, 0, "text")]
+        _visit(estimator, columns)
+        return columns, False
     names = getattr(estimator, "feature_names_in_", None)
     count = getattr(estimator, "n_features_in_", None)
     if names is None and count is None:
@@ -97,20 +105,34 @@ def has_jumps(estimator: Any) -> bool:
     Rounding those to float32 would change more than the last digits: a branch, or a category.
     Trees that see the table itself are no such case, for their thresholds are rounded to suit.
     """
-    names = {type(part).__name__ for part in _parts(estimator)}
+    names = {type(part).__name__ for part in parts_of(estimator)}
     is_computed = any(name == "Pipeline" or name.startswith("Stacking") for name in names)
     has_trees = any(name.endswith(_TREE_NAMES) or name.startswith(_BOOSTERS) for name in names)
     return bool(names & _JUMPS) or (is_computed and has_trees)
 
 
-def _refuse_texts(estimator: Any) -> None:
-    for part in _parts(estimator):
+def _refuse_objects(estimator: Any) -> None:
+    for part in parts_of(estimator):
+        refuse_own_vectorizer(part)
         name = type(part).__name__
-        if name in _TEXTS:
+        if name in _OF_OBJECTS:
             raise ConversionRefused(
-                f"{name}: it cuts text by rules of Python that no operator of the runtime follows "
-                "exactly: compute its columns before the model, and push what comes after it"
+                f"{name}: it takes dictionaries or lists of any length, which no row of a request "
+                "holds: compute its columns before the model, and push what comes after it"
             )
+
+
+def takes_texts(estimator: Any) -> bool:
+    """Return whether a model takes a list of texts, not a table."""
+    if is_vectorizer(estimator):
+        return True
+    kind = type(estimator).__name__
+    if kind == "Pipeline":
+        steps = [step for _, step in estimator.steps if not isinstance(step, str | None)]
+        return bool(steps) and takes_texts(steps[0])
+    if kind == "FeatureUnion":
+        return any(takes_texts(part) for _, part in estimator.transformer_list)
+    return any(takes_texts(inner) for inner, _ in same_table(estimator))
 
 
 def sees_columns(estimator: Any) -> bool:
@@ -159,7 +181,7 @@ def final_estimator(estimator: Any) -> Any:
 def replace_missing_texts(copied: Any, estimator: Any, columns: Sequence[Column]) -> None:
     """Make the copy of a pipeline see SENTINEL where the original sees a missing text."""
     idle = _imputers_that_pass_none_on(columns)
-    for part, original in zip(_parts(copied), _parts(estimator), strict=True):
+    for part, original in zip(parts_of(copied), parts_of(estimator), strict=True):
         if _is_text_imputer(part) and _is_missing(part.missing_values):
             part.missing_values = _NOTHING if id(original) in idle else SENTINEL
         if hasattr(part, "categories_"):
@@ -187,7 +209,7 @@ def _with_sentinel(values: Any) -> Any:
     return np.array([SENTINEL if _is_missing(v) else v for v in values], dtype=object)
 
 
-def _parts(estimator: Any) -> Iterator[Any]:
+def parts_of(estimator: Any) -> Iterator[Any]:
     """Yield every fitted transformer and estimator inside, however deep."""
     yield estimator
     if type(estimator).__name__ == "Pipeline":
@@ -201,7 +223,7 @@ def _parts(estimator: Any) -> Iterator[Any]:
         children += [getattr(estimator, "final_estimator_", "none")]
     for child in children:
         if not isinstance(child, str):
-            yield from _parts(child)
+            yield from parts_of(child)
 
 
 def _visit(part: Any, columns: Sequence[Column]) -> bool:
@@ -211,7 +233,13 @@ def _visit(part: Any, columns: Sequence[Column]) -> bool:
         is_kept = part == "passthrough"
         for column in columns:
             column.is_used |= is_kept
+            column.is_plain |= is_kept
         return is_kept
+    if is_vectorizer(part):
+        for column in columns:
+            column.kind, column.is_used = "text", True
+            column.vectorizers.append(part)
+        return False
     if kind == "Pipeline":
         return all(_visit(step, columns) for _, step in part.steps)
     if kind == "ColumnTransformer":
@@ -227,7 +255,7 @@ def _visit(part: Any, columns: Sequence[Column]) -> bool:
             _visit(inner, columns if chosen is None else [columns[i] for i in chosen])
         return False
     for column in columns:
-        column.is_used = True
+        column.is_used = column.is_plain = True
     if getattr(part, "is_categorical_", None) is not None:
         _note_codes(part, columns)
         return False
@@ -258,18 +286,23 @@ def _visit(part: Any, columns: Sequence[Column]) -> bool:
 
 
 def _chosen(columns: Sequence[Column], chosen: Any) -> list[Column]:
+    return [columns[place] for place in places_of([column.name for column in columns], chosen)]
+
+
+def places_of(names: Sequence[str], chosen: Any) -> list[int]:
+    """Return the places of columns as a ColumnTransformer chooses them: by name, place or flag."""
+    every = range(len(names))
     if isinstance(chosen, slice):
         if isinstance(chosen.start, str) or isinstance(chosen.stop, str):
-            names = [column.name for column in columns]
             start = names.index(chosen.start) if chosen.start is not None else None
             stop = names.index(chosen.stop) + 1 if chosen.stop is not None else None
             chosen = slice(start, stop, chosen.step)
-        return list(columns[chosen])
+        return list(every[chosen])
     picked = [chosen] if isinstance(chosen, str | int) else list(chosen)
     if picked and all(isinstance(item, bool | np.bool_) for item in picked):
-        return [column for column, take in zip(columns, picked, strict=True) if take]
-    by_name = {column.name: column for column in columns}
-    return [by_name[item] if isinstance(item, str) else columns[int(item)] for item in picked]
+        return [place for place, take in zip(every, picked, strict=True) if take]
+    by_name = {name: place for place, name in enumerate(names)}
+    return [by_name[item] if isinstance(item, str) else every[int(item)] for item in picked]
 
 
 def _note_imputer(imputer: Any, columns: Sequence[Column]) -> None:

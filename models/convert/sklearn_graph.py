@@ -11,6 +11,7 @@ from models.convert.graph import ONNX_TYPES, Graph, class_labels, label_array
 from models.convert.predictors.compiler import Compiler, Predicted, Source
 from models.convert.sklearn_columns import Column
 from models.convert.sklearn_targets import target_output
+from models.convert.terms import Counted
 from models.convert.trees import Precision
 from models.errors import ConversionRefused
 from models.signature import Signature, TensorSpec
@@ -22,7 +23,8 @@ class Frame:
 
     ``is_matrix``: one input of all used columns; else one input ``(rows, 1)`` for each.
     ``has_names``: the table is a DataFrame. ``is_split``: the model sees column by column.
-    ``is_flat``: the model takes a plain list of texts, not a table.
+    ``is_flat``: the model takes a plain list of texts, not a table. ``counted``: what is counted
+    of its texts, None for nothing.
     """
 
     columns: tuple[Column, ...]
@@ -31,11 +33,17 @@ class Frame:
     is_split: bool
     signature: Signature
     is_flat: bool = False
+    counted: Counted | None = None
 
     @property
     def used(self) -> tuple[Column, ...]:
         """Columns that are served."""
         return tuple(column for column in self.columns if column.is_used)
+
+    @property
+    def computed(self) -> Signature:
+        """What the graph takes and gives: counts in place of texts that are counted."""
+        return self.signature if self.counted is None else self.counted.graph
 
 
 def build_graph(prepared: Any, frame: Frame, precision: Precision) -> onnx.ModelProto:
@@ -44,11 +52,12 @@ def build_graph(prepared: Any, frame: Frame, precision: Precision) -> onnx.Model
     ``prepared``: a copy of the model whose missing texts are already text.
     """
     graph = Graph()
-    compiler = Compiler(graph, precision)
+    counted = frame.counted.tensors if frame.counted is not None else {}
+    compiler = Compiler(graph, precision, counted)
     found = compiler.predict(prepared, _source(compiler, frame))
     for spec in frame.signature.outputs:
         _add_output(compiler, spec, found, getattr(prepared, "classes_", None))
-    return graph.model(frame.signature)
+    return graph.model(frame.computed)
 
 
 def _source(compiler: Compiler, frame: Frame) -> Source:
@@ -63,6 +72,8 @@ def _source(compiler: Compiler, frame: Frame) -> Source:
     else:
         tensors = {}
         for column, spec in zip(frame.used, frame.signature.inputs, strict=True):
+            if column.vectorizers and not column.is_plain:
+                continue  # what counts it does not look at it
             is_number = column.kind == "number"
             tensors[column.index] = compiler.cast(spec.name) if is_number else spec.name
     columns = frame.columns

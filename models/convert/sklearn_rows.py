@@ -10,6 +10,7 @@ import numpy as np
 
 from models.convert.sklearn_columns import SENTINEL, Column, final_estimator
 from models.convert.sklearn_trees import tree_model
+from models.convert.term_texts import made_texts
 from models.errors import ConversionRefused
 from models.parity import Answer, Inputs, edge_matrix, edge_values
 from models.servable import Array, numpy_dtype
@@ -54,8 +55,11 @@ def probe(native: Answer, columns: Sequence[Column], signature: Signature) -> Ac
         if _takes(native, columns, signature, ordinary | {column.name: float("nan")}):
             missing.add(column.name)
     for column in columns:
-        if column.kind == "text" and _takes(
-            native, columns, signature, ordinary | {column.name: SENTINEL}
+        # A vectoriser takes any text and nothing else.
+        if (
+            column.kind == "text"
+            and not column.vectorizers
+            and _takes(native, columns, signature, ordinary | {column.name: SENTINEL})
         ):
             missing.add(column.name)
         if column.kind != "number" and _takes(
@@ -71,6 +75,8 @@ def pack(values: Mapping[str, Array], columns: Sequence[Column], signature: Sign
     """Return columns of values as served inputs: one matrix, or one input for each."""
     if len(signature.inputs) == 1 and signature.inputs[0].shape != (-1, 1):
         spec = signature.inputs[0]
+        if len(spec.shape) == 1:
+            return {spec.name: values[columns[0].name]}
         matrix = np.stack([values[c.name] for c in columns], axis=1)
         return {spec.name: matrix.astype(numpy_dtype(spec.datatype))}
     by_name = {spec.name: spec for spec in signature.inputs}
@@ -203,6 +209,8 @@ def _draw(column: Column, rows: int, accepted: Accepted, rng: np.random.Generato
         if column.name in accepted.missing:
             values[rng.random(rows) < _MISSING_SHARE] = np.nan
         return values
+    if column.vectorizers:
+        return made_texts(column.vectorizers, column.categories, rows, rng)
     choices: list[object] = list(column.categories) or [_ordinary(column)]
     if column.name in accepted.unseen:
         choices.append(_unseen(column))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import onnx
 
+from models.computed import computed_manifest, engine_name
 from models.convert.onnx_file import About, package_onnx
 from models.convert.quantize import Mode, Quantized, quantize
 from models.errors import ConversionRefused, InputRefused, RunFailed
@@ -24,12 +25,11 @@ from models.runtime.loader import OPENVINO_ADVICE
 from models.servable import Array, Servable
 from models.signature import parse_signature
 from models.synthetic import MAX_ROWS, first_inputs, make_inputs
+from models.terms_form import RUNTIME_NAME as TERMS
 from models.text_form import (
     EMBEDDING,
     INPUT_NAME,
     RUNTIME_NAME,
-    computed_manifest,
-    engine_name,
     parse_text_form,
 )
 from registry.ident import digest_hex
@@ -37,6 +37,11 @@ from registry.manifest import JsonObject, TensorEntry
 
 if TYPE_CHECKING:
     from models.convert.sample import Sample
+
+NOT_SMALLER = (
+    "a model that counts the terms of texts reads a few of its weights for each text, and is not "
+    "made smaller: push it as it is, or train it with fewer terms (max_features, min_df)"
+)
 
 
 def unpacked(package: Package, folder: Path) -> Path:
@@ -56,6 +61,8 @@ def smaller(package: Package, mode: Mode, graph: Path, folder: Path) -> tuple[Pa
     ``graph``: as ``unpacked`` gave it. ``folder`` must stay until the package was sent. Raises
     ConversionRefused where there is nothing to make smaller.
     """
+    if package.manifest.runtime["name"] == TERMS:
+        raise ConversionRefused(f"--quantize {mode}: {NOT_SMALLER}")
     if engine_name(package.manifest) != "onnx":
         raise ConversionRefused(f"--quantize {mode}: only a graph has weights to make smaller")
     small = quantize(graph, mode, folder)

@@ -9,7 +9,7 @@ from models.errors import LoadFailed
 from models.servable import Loader, LoadSpec, Servable
 from registry.ident import shown
 
-RUNTIME_NAMES: Final = ("onnx", "native", "text", "openvino")
+RUNTIME_NAMES: Final = ("onnx", "native", "text", "terms", "openvino")
 # A request whose sizes do not fit together leaves OpenVINO (2026.4) in a state in which later
 # answers are wrong. Only what is made of texts has sizes that always fit.
 OPENVINO_ADVICE: Final = "OpenVINO computes the encoders of text models only: use the runtime onnx"
@@ -21,7 +21,8 @@ class RuntimeLoader:
     def __init__(self, threads: int) -> None:
         self._makers: dict[str, Callable[[], Loader]] = {
             "onnx": lambda: _onnx(threads), "native": _native,
-            "text": lambda: _text(self.loader_of), "openvino": lambda: _openvino(threads),
+            "text": lambda: _text(self.loader_of), "terms": lambda: _terms(self.loader_of),
+            "openvino": lambda: _openvino(threads),
         }  # fmt: skip
         self._loaders: dict[str, Loader] = {}
 
@@ -66,6 +67,12 @@ def _text(loader_of: Callable[[object], Loader]) -> Loader:
     from models.runtime.text import TextLoader
 
     return TextLoader(loader_of)
+
+
+def _terms(loader_of: Callable[[object], Loader]) -> Loader:
+    from models.runtime.terms import TermsLoader
+
+    return TermsLoader(loader_of)
 
 
 def _openvino(threads: int) -> Loader:

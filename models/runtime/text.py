@@ -15,6 +15,7 @@ from typing import Final
 
 import numpy as np
 
+from models.computed import computed_manifest
 from models.errors import InputRefused, LoadFailed, RunFailed, RunTerminated
 from models.memory import trim
 from models.runtime.outputs import Outputs
@@ -22,7 +23,7 @@ from models.runtime.tokens import TextTokenizer, Tokens
 from models.runtime.warm_up import warmed
 from models.servable import Array, Loader, LoadSpec, Servable, numpy_dtype
 from models.signature import Signature
-from models.text_form import INPUT_NAME, TextForm, computed_manifest, parse_text_form
+from models.text_form import INPUT_NAME, TextForm, parse_text_form
 from registry.ident import digest_hex, shown
 
 # Of one run of the encoder: its memory grows with them.

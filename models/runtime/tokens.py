@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from models.errors import InputRefused, LoadFailed, RunFailed
-from models.memory import anonymous_bytes, trim
-from models.text_form import RUNTIME_NAME, TextForm, parse_text_form
-from registry.ident import digest_hex, shown
-from registry.manifest import Manifest
+from models.text_form import TextForm
+from registry.ident import shown
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -162,17 +160,3 @@ def _opened(path: Path, max_tokens: int) -> Tokenizer:
 
 def _cleaned(error: BaseException) -> str:
     return shown(_PATH.sub("<file>", str(error))[:_MAX_REASON])
-
-
-def tokenizer_bytes(manifest: Manifest, objects_dir: Path) -> int:
-    """Return the private memory of a version's tokenizer, 0 where it has none."""
-    if manifest.runtime.get("name") != RUNTIME_NAME:
-        return 0
-    form = parse_text_form(manifest)
-    prepare()
-    trim()
-    before = anonymous_bytes()
-    opened = TextTokenizer(objects_dir / digest_hex(form.tokenizer), form)
-    opened.encode(["a"], lambda: None)
-    trim()
-    return max(0, anonymous_bytes() - before)

@@ -42,6 +42,7 @@ from sklearn.preprocessing import (
 )
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
+from scripts.parity_cases import sklearn_texts
 from scripts.parity_cases.case import Case, Columns, Trained, table, target_of
 
 # What trees compare is exact at any size; sums and products are not beyond what float32 holds.
@@ -230,3 +231,4 @@ CASES = [
     _mixed(en.RandomForestRegressor(15, random_state=1), "regression", "missing"),
     _mixed(en.GradientBoostingClassifier(n_estimators=15, random_state=1), "multi", "grid"),
 ]  # fmt: skip
+CASES += sklearn_texts.CASES

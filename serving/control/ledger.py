@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
+from models.computed import is_onnx
 from models.servable import Inspection
-from models.text_form import is_onnx
 from registry import budget
 from registry.budget import Excess, Footprint, Plan
 from registry.desired import Key

@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Final
 
+from models.computed import is_onnx
 from models.errors import LoadFailed, ModelsError
 from models.servable import Inspection
-from models.text_form import is_onnx
 from registry import desired
 from registry.desired import Key
 from registry.errors import RegistryError

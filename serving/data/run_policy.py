@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from models.computed import takes_texts_apart
 from models.servable import Inspection
 from models.signature import Signature
-from models.text_form import RUNTIME_NAME as TEXT_RUNTIME
 from registry.manifest import Manifest
 from serving.data.batch_run import GroupKey
 
@@ -54,7 +54,7 @@ def may_inline(inspection: Inspection, manifest: Manifest) -> bool:
 
     Not where the time depends on more than shapes: on control flow, or on how long a text is.
     """
-    if inspection.has_control_flow or manifest.runtime.get("name") == TEXT_RUNTIME:
+    if inspection.has_control_flow or takes_texts_apart(manifest):
         return False
     # Requests that are never merged are not told apart by shape.
     return has_one_shape(inspection.signature) or inspection.is_batchable

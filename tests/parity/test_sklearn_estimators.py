@@ -33,7 +33,7 @@ from sklearn import (
     tree,
 )
 from sklearn.datasets import load_breast_cancer, load_iris
-from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.feature_extraction import DictVectorizer
 from sklearn.pipeline import make_pipeline
 
 from models.errors import ConversionRefused, LoadFailed
@@ -346,11 +346,11 @@ def test_rare_and_unknown_categories_share_a_column(serve, rng):
     check(model, served, {spec.name: cities[:, None]}, pd.DataFrame({"city": cities}))
 
 
-def test_text_vectorisers_are_refused_by_name(serve):
-    """Cutting text into words is not promised where it cannot be exact."""
-    texts = ["good film", "bad film", "good fun", "dull"] * 5
-    model = make_pipeline(TfidfVectorizer(), logistic()).fit(texts, [1, 0, 1, 0] * 5)
-    with pytest.raises(ConversionRefused, match="TfidfVectorizer: it cuts text by rules of Python"):
+def test_what_takes_dictionaries_is_refused_by_name(serve):
+    """A row of any length has no place in a request."""
+    rows = [{"good": 1}, {"bad": 2}] * 10
+    model = make_pipeline(DictVectorizer(), logistic()).fit(rows, [1, 0] * 10)
+    with pytest.raises(ConversionRefused, match="DictVectorizer: it takes dictionaries"):
         serve(model)
 
 

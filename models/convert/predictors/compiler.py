@@ -6,15 +6,18 @@ without one goes to skl2onnx as a piece by itself. All floats inside are of one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 from onnx import TensorProto
 
 from models.convert.graph import Graph, class_labels
+from models.convert.predictors import sparse
 from models.convert.predictors.piece import Piece, add_piece
+from models.convert.predictors.sparse import Sparse
 from models.convert.trees import ML_DOMAIN, Precision
 from models.errors import ConversionRefused
 from models.servable import Array
@@ -26,13 +29,15 @@ class Source:
 
     ``tensors``: "" for a column that nothing uses. ``kinds``: "number", "text" or "code" of each
     tensor. ``names``: of the columns, as transformers choose them; empty for a matrix.
-    ``width``: columns in all.
+    ``width``: columns in all. ``sparse``: what there is instead of tensors where the table is zero
+    nearly everywhere.
     """
 
     tensors: tuple[str, ...]
     kinds: tuple[str, ...]
     names: tuple[str, ...]
     width: int
+    sparse: Sparse | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +81,20 @@ def library_of(estimator: Any) -> str:
 
 
 class Compiler:
-    """One graph being written. Not shared between threads."""
+    """One graph being written. Not shared between threads.
 
-    def __init__(self, graph: Graph, precision: Precision) -> None:
+    ``counted``: by the id of each vectoriser the input ``(rows, entries, 2)`` with what it counts,
+    and the number of its columns.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        precision: Precision,
+        counted: Mapping[int, tuple[str, int]] = MappingProxyType({}),
+    ) -> None:
         self.graph = graph
+        self.counted = counted
         self.precision = precision
         self.dtype = np.float64 if precision == "float64" else np.float32
         self._element = TensorProto.DOUBLE if precision == "float64" else TensorProto.FLOAT
@@ -96,6 +111,8 @@ class Compiler:
 
     def matrix(self, source: Source) -> str:
         """Return the table as one matrix of numbers in the compiler's precision."""
+        if source.sparse is not None:
+            return sparse.dense(self, source.sparse)
         if "text" in source.kinds or "" in source.tensors:
             raise ConversionRefused("a column that is not a number reaches an estimator")
         parts = [self.cast(tensor) for tensor in source.tensors]
@@ -103,6 +120,9 @@ class Compiler:
 
     def columns(self, source: Source, chosen: Sequence[int]) -> Source:
         """Return some columns of a table."""
+        if source.sparse is not None:
+            table = sparse.picked(self, source.sparse, chosen)
+            return replace(source, sparse=table, width=table.width)
         if source.names:
             return replace(
                 source,
@@ -118,6 +138,14 @@ class Compiler:
 
     def transformed(self, transformer: Any, source: Source) -> Source:
         """Return the table that a transformer (or the front of a pipeline) makes of a table."""
+        from models.convert.predictors.fronts import is_ours, transformed
+
+        if is_ours(transformer, source):
+            return transformed(self, transformer, source)
+        return self.table(transformer, source)
+
+    def table(self, transformer: Any, source: Source) -> Source:
+        """Return the table that skl2onnx makes of a table."""
         pieces = self.piece(transformer, source)
         if len(pieces) != 1:
             steps = [step for _, step in getattr(transformer, "steps", [("", transformer)])]
@@ -130,6 +158,8 @@ class Compiler:
 
     def piece(self, estimator: Any, source: Source) -> list[str]:
         """Write an estimator by skl2onnx and return its outputs."""
+        if source.sparse is not None:
+            source = Source((self.matrix(source),), ("number",), (), source.width)
         self._pieces += 1
         piece = Piece(source.names, source.kinds, source.tensors, source.width, self.precision)
         return add_piece(self.graph, estimator, piece, f"inner{self._pieces}/")
@@ -161,6 +191,13 @@ class Compiler:
     def summed(self, tensor: str, axis: int = 1) -> str:
         """Return the sums along an axis, which stays with size 1."""
         return self.add("ReduceSum", tensor, self.whole([axis]), keepdims=1)
+
+    def affine_of(self, source: Source, coefficients: Array, intercept: Any) -> str:
+        """Return ``table @ coefficients.T + intercept``, of a sparse table by what is not zero."""
+        rows = np.atleast_2d(coefficients)
+        if source.sparse is not None:
+            return sparse.affine(self, source.sparse, rows, intercept)
+        return self.affine(self.matrix(source), rows, intercept)
 
     def affine(self, tensor: str, coefficients: Array, intercept: Any) -> str:
         """Return ``tensor @ coefficients.T + intercept`` as ``(rows, len(coefficients))``."""

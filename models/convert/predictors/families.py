@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any, Final
 
 from models.convert.predictors import (
+    bayes,
     ensembles,
     kernels,
     linear,
@@ -37,7 +38,7 @@ def families() -> dict[str, Handler]:
     """Return the functions of all families."""
     found: dict[str, Handler] = {}
     for module in (
-        ensembles, kernels, linear, meta, networks, neighbors, outliers, simple, targets,
+        bayes, ensembles, kernels, linear, meta, networks, neighbors, outliers, simple, targets,
         thresholds, treelike,
     ):  # fmt: skip
         found |= module.HANDLERS

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import numpy as np
-
 from models.convert.predictors.compiler import Compiler, Handler, Predicted, Source
 from models.errors import ConversionRefused
 
@@ -14,9 +12,7 @@ def _margin(compiler: Compiler, estimator: Any, source: Source) -> str:
     coefficients = estimator.coef_
     if hasattr(coefficients, "toarray"):  # sparsify() was called
         coefficients = coefficients.toarray()
-    return compiler.affine(
-        compiler.matrix(source), np.atleast_2d(coefficients), estimator.intercept_
-    )
+    return compiler.affine_of(source, coefficients, estimator.intercept_)
 
 
 def _regressor(compiler: Compiler, estimator: Any, source: Source) -> Predicted:

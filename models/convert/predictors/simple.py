@@ -68,7 +68,8 @@ def _birch(compiler: Compiler, estimator: Any, source: Source) -> Predicted:
 
 def _repeated(compiler: Compiler, source: Source, row: Array) -> str:
     """Return a constant row ``(1, n)`` once for each row of the table."""
-    rows = compiler.add("Shape", source.tensors[0], start=0, end=1)
+    table = source.tensors[0] if source.sparse is None else source.sparse.places
+    rows = compiler.add("Shape", table, start=0, end=1)
     shape = compiler.add("Concat", rows, compiler.whole([row.shape[1]]), axis=0)
     return compiler.add("Expand", compiler.number(row), shape)
 

@@ -9,6 +9,7 @@ import numpy as np
 from onnx import TensorProto
 
 from models.convert.graph import InnerModel
+from models.convert.predictors import sparse
 from models.convert.predictors.compiler import Compiler, Handler, Predicted, Source, library_of
 from models.convert.predictors.targets import split_targets
 from models.convert.sklearn_trees import Encoding, tree_model
@@ -84,7 +85,12 @@ def _number_codes(compiler: Compiler, tensor: str, categories: tuple[Any, ...]) 
 
 def _booster(compiler: Compiler, estimator: Any, source: Source) -> Predicted:
     library = importlib.import_module(f"models.convert.{library_of(estimator)}")
-    matrix = compiler.matrix(source)
+    table = source.sparse
+    if table is not None and not table.has_zeros and library_of(estimator) == "xgboost":
+        # What a sparse table does not hold is missing to it, not zero.
+        matrix = sparse.dense(compiler, table, float("nan"))
+    else:
+        matrix = compiler.matrix(source)
     inner: InnerModel = library.add_inner_model(
         compiler.graph, estimator, matrix, compiler.precision
     )
