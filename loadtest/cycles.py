@@ -55,8 +55,12 @@ class Admin:
 
 @dataclass(slots=True)
 class Watch:
-    """What was seen after each unload. ``anonymous_bytes``: over all processes of the server."""
+    """What was seen after each unload. ``anonymous_bytes``: over all processes of the server.
 
+    ``start_bytes``: the same before the first load.
+    """
+
+    start_bytes: int = 0
     anonymous_bytes: list[int] = field(default_factory=list)
     unreleased_bytes: list[int | None] = field(default_factory=list)
     load_s: list[float] = field(default_factory=list)
@@ -71,6 +75,7 @@ class Watch:
         end = statistics.median(settled[-edge:])
         return {
             "cycles": len(self.anonymous_bytes),
+            "anonymous_bytes_start": self.start_bytes,
             "anonymous_bytes_first": self.anonymous_bytes[0],
             "anonymous_bytes_begin": int(begin),
             "anonymous_bytes_end": int(end),
@@ -105,6 +110,7 @@ def run(admin: Admin, model: str, version: int, cycles: int) -> Watch:
     watch = Watch()
     versions = f"/admin/v1/models/{model}/versions/{version}"
     pids = server_pids(admin)
+    watch.start_bytes = sum(map(anonymous_bytes, pids))
     for _ in range(cycles):
         began = time.perf_counter()
         admin.call("POST", f"{versions}:load?wait={OPERATION_TIMEOUT_S}")
