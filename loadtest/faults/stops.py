@@ -76,6 +76,10 @@ class Clients:
         await self._answered(connection, question, "half a request")
         connection.close()
 
+    def of_one_connection(self) -> tuple[Callable[[], Awaitable[None]], ...]:
+        """Return the kinds of clients whose one connection ends with the server's process."""
+        return self.pipelined, self.silent, self.half
+
     async def _ask(self, connection: Connection, count: int, who: str) -> bool:
         """Return whether the connection is still open after these requests."""
         questions = [Question.new(_PATH) for _ in range(count)]
@@ -107,10 +111,7 @@ class Clients:
 async def stop_once(server: FaultServer, outcome: Outcome) -> None:
     """Stop a server under clients of all kinds, and hold it to each of them."""
     clients = Clients(server.port)
-    kinds: tuple[Callable[[], Awaitable[None]], ...] = (
-        clients.keep_alive, clients.pipelined, clients.silent, clients.half,
-    )  # fmt: skip
-    tasks = [asyncio.ensure_future(kind()) for kind in kinds for _ in range(_EACH)]
+    tasks = [*_begun(clients.keep_alive), *_begun(*clients.of_one_connection())]
     await asyncio.sleep(_UNDER_WAY_S)
     clients.stopped_ns = time.monotonic_ns()
     server.terminate()
@@ -118,6 +119,36 @@ async def stop_once(server: FaultServer, outcome: Outcome) -> None:
     began = time.monotonic()
     code = await asyncio.to_thread(server.exit_code, _CLIENT_S)
     took_s = time.monotonic() - began
+    await _judge(clients, tasks, outcome)
+    outcome.judge("B", code == 0, f"the exit code was {code}")
+    outcome.figures["stop s"] = max(took_s, outcome.figures.get("stop s", 0.0))
+
+
+async def roll_once(server: FaultServer, outcome: Outcome) -> None:
+    """Replace all workers under the same clients; every connection of before ends in order."""
+    clients = Clients(server.port)
+    kept = _begun(clients.keep_alive)
+    tasks = _begun(*clients.of_one_connection())
+    await asyncio.sleep(_UNDER_WAY_S)
+    clients.stopped_ns = time.monotonic_ns()
+    rolling = asyncio.create_task(
+        asyncio.to_thread(server.must, "POST", "/workers:restart?wait=90", {})
+    )
+    clients.told.set()
+    await rolling
+    await _judge(clients, tasks, outcome)
+    for task in kept:
+        # These go on with the next worker for ever.
+        outcome.judge("B", not task.done(), "a client was refused although the server went on")
+        task.cancel()
+
+
+def _begun(*kinds: Callable[[], Awaitable[None]]) -> list[asyncio.Future[None]]:
+    return [asyncio.ensure_future(kind()) for kind in kinds for _ in range(_EACH)]
+
+
+async def _judge(clients: Clients, tasks: list[asyncio.Future[None]], outcome: Outcome) -> None:
+    """Judge B and D by what the clients saw, once all of ``tasks`` have ended."""
     _, late = await asyncio.wait(tasks, timeout=_SLACK_S)
     for task in late:
         task.cancel()
@@ -130,9 +161,7 @@ async def stop_once(server: FaultServer, outcome: Outcome) -> None:
         "B", not clients.lost,
         f"{len(clients.lost)} of {clients.sent} requests were lost: {clients.lost[:1]}",
     )  # fmt: skip
-    outcome.judge("B", code == 0, f"the exit code was {code}")
     outcome.judge("D", not clients.strangers, f"{clients.strangers} answers to others")
-    outcome.figures["stop s"] = max(took_s, outcome.figures.get("stop s", 0.0))
 
 
 def stop(lab: Lab, outcome: Outcome) -> None:
@@ -152,7 +181,7 @@ def roll(lab: Lab, outcome: Outcome) -> None:
         with watched(lab, server, outcome) as watch:
             for _ in range(outcome.count):
                 before = set(server.worker_pids())
-                server.must("POST", "/workers:restart?wait=90", {})
+                asyncio.run(roll_once(server, outcome))
                 after = set(server.worker_pids())
                 outcome.judge("B", not before & after, "a worker was not replaced")
             watch.load.wait_for(lab.warm_requests)
