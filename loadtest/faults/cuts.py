@@ -79,7 +79,7 @@ def cut_in_place(lab: Lab, outcome: Outcome) -> None:
                 victim = victims[turn % len(victims)]
                 whole = victim.path.read_bytes()
                 blackouts.append(_cut(lab, server, outcome, victim, dice))
-                _judge_version(server, outcome, victim)
+                _judge_version(lab, server, outcome, victim)
                 _load_again(server, victim, whole)
                 outcome.judge(
                     "A", _asked(server, victim) == victim.answer,
@@ -103,9 +103,7 @@ def _victims(lab: Lab, server: FaultServer, outcome: Outcome) -> list[_Victim]:
         package = lab.packages.read(model)
         version = int(server.publish(package)["version"])
         before = set(folder.iterdir())
-        server.load(model, version)
-        # It is asked by its number, and what is routed could not be unloaded.
-        server.must("DELETE", f"/models/{model}/route")
+        _load(server, model, version)
         is_packed = model == _DENSE
         published = {folder / each.partition(":")[2] for each in package.objects}
         objects = set(folder.iterdir()) - before if is_packed else published
@@ -156,20 +154,24 @@ def _cut(
     return blackout
 
 
-def _judge_version(server: FaultServer, outcome: Outcome, victim: _Victim) -> None:
-    """Judge A: FAILED by its digest if it was published; else it answers without the cache."""
+def _judge_version(lab: Lab, server: FaultServer, outcome: Outcome, victim: _Victim) -> None:
+    """Judge A: FAILED by its digest if it was published; else it answers without the cache.
+
+    At the respawn, not by the look for evicted pages that comes every half minute.
+    """
+    patience_s = RECOVERED_S if lab.is_timed else PATIENCE_S
 
     def seen() -> dict[str, Any]:
         return server.versions(victim.model)[victim.version]
 
     if not victim.is_packed:
-        failed = settled(server, lambda: seen()["state"] == "FAILED", PATIENCE_S)
+        failed = settled(server, lambda: seen()["state"] == "FAILED", patience_s)
         outcome.judge(
             "A", failed and victim.path.name in seen()["reason"],
             f"the version whose object was cut is {seen()['state']}: {seen()['reason']}",
         )  # fmt: skip
         return
-    is_left = settled(server, lambda: seen()["weights"]["reason"].startswith(_DAMAGED), PATIENCE_S)
+    is_left = settled(server, lambda: seen()["weights"]["reason"].startswith(_DAMAGED), patience_s)
     outcome.judge("A", is_left, "a version still goes by what was packed of it and is cut")
     is_right = settled(server, lambda: _is_near(_asked(server, victim), victim.answer), PATIENCE_S)
     outcome.judge("A", is_right, f"{victim.model} does not answer right without what was packed")
@@ -181,7 +183,14 @@ def _load_again(server: FaultServer, victim: _Victim, whole: bytes) -> None:
         server.must("POST", f"{victim.at}:unload?wait=60")
     else:
         mend(server, victim.path, whole)
-    server.load(victim.model, victim.version)
+    _load(server, victim.model, victim.version)
+
+
+def _load(server: FaultServer, model: str, version: int) -> None:
+    """Load without the route that a load makes of none: what is routed cannot be unloaded."""
+    server.load(model, version)
+    if server.must("GET", f"/models/{model}")["route"] is not None:
+        server.must("DELETE", f"/models/{model}/route")
 
 
 def _judge_first_answers(
