@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from loadtest.faults.echo import Connection, Question
@@ -65,6 +66,13 @@ class Clients:
                 self.lost.append(f"a silent connection got {left[:60]!r}")
         connection.close()
 
+    async def late(self, over: asyncio.Event) -> None:
+        """Connect, say nothing until it is ``over``, and ask then: somebody answers."""
+        connection = await Connection.open(self.port)
+        await over.wait()
+        await self._ask(connection, 1, "silent until then")
+        connection.close()
+
     async def half(self) -> None:
         """Send half of a request before the stop and half after it."""
         connection = await Connection.open(self.port)
@@ -75,10 +83,6 @@ class Clients:
         connection.send(question.wire[-20:])
         await self._answered(connection, question, "half a request")
         connection.close()
-
-    def of_one_connection(self) -> tuple[Callable[[], Awaitable[None]], ...]:
-        """Return the kinds of clients whose one connection ends with the server's process."""
-        return self.pipelined, self.silent, self.half
 
     async def _ask(self, connection: Connection, count: int, who: str) -> bool:
         """Return whether the connection is still open after these requests."""
@@ -111,7 +115,7 @@ class Clients:
 async def stop_once(server: FaultServer, outcome: Outcome) -> None:
     """Stop a server under clients of all kinds, and hold it to each of them."""
     clients = Clients(server.port)
-    tasks = [*_begun(clients.keep_alive), *_begun(*clients.of_one_connection())]
+    tasks = _begun(clients.keep_alive, clients.pipelined, clients.silent, clients.half)
     await asyncio.sleep(_UNDER_WAY_S)
     clients.stopped_ns = time.monotonic_ns()
     server.terminate()
@@ -125,10 +129,11 @@ async def stop_once(server: FaultServer, outcome: Outcome) -> None:
 
 
 async def roll_once(server: FaultServer, outcome: Outcome) -> None:
-    """Replace all workers under the same clients; every connection of before ends in order."""
+    """Replace all workers under clients of all kinds; who said nothing yet is handed on."""
     clients = Clients(server.port)
+    over = asyncio.Event()
     kept = _begun(clients.keep_alive)
-    tasks = _begun(*clients.of_one_connection())
+    tasks = _begun(clients.pipelined, clients.half, partial(clients.late, over))
     await asyncio.sleep(_UNDER_WAY_S)
     clients.stopped_ns = time.monotonic_ns()
     rolling = asyncio.create_task(
@@ -136,6 +141,7 @@ async def roll_once(server: FaultServer, outcome: Outcome) -> None:
     )
     clients.told.set()
     await rolling
+    over.set()
     await _judge(clients, tasks, outcome)
     for task in kept:
         # These go on with the next worker for ever.

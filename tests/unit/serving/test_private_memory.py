@@ -95,4 +95,6 @@ def test_what_the_allocator_keeps_of_a_large_change_is_given_back_before_it_coun
     kept = 1 << 20
     assert unload(memory, scale, A, 69 << 20) == 0
     kept = 1 << 20
-    assert load(memory, scale, B, 15 << 20) == 15 << 20
+    assert load(memory, scale, B, 3 << 20) == 3 << 20
+    kept = 8 << 20
+    assert load(memory, scale, C, 8 << 20) == 0
