@@ -11,8 +11,8 @@ from typing import Final
 from models.memory import anonymous_bytes, private_writable_bytes, trim, trim_end_of_arena
 from serving.fleet import VersionKey
 
-# What moves so much has freed large pieces, of which malloc keeps some for itself. It would be taken
-# for the version's own, and for a copy of the weights that it maps.
+# What moves so much has freed large pieces, of which malloc keeps some for itself. It would be
+# taken for the version's own, and for a copy of the weights that it maps.
 _LARGE_BYTES: Final = 4 * 2**20
 
 
