@@ -23,9 +23,11 @@ GATE_MS = "1000"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    # One thread, so that the slow model is slow on a machine of many cores as well.
+    # One thread, so that the slow model is slow on a machine of many cores as well; and callers
+    # wait however long that takes.
     folder = tmp_path_factory.mktemp("locust")
-    with running_server(folder, settings={"threads_per_worker": 1}) as started:
+    settings = {"threads_per_worker": 1, "queue_ms": 0}
+    with running_server(folder, settings=settings) as started:
         for name, graph in {
             "matrix": graphs.id32(), "texts": graphs.idstr(), "whole": graphs.scal(),
             "slow": graphs.slow(k=5, width=256),

@@ -98,12 +98,11 @@ class BatcherMachine(RuleBasedStateMachine):
 
     def watch_outcomes(self) -> None:
         """Note what is told twice, or after its caller left: a caller's future would hide both."""
-        enqueue = self.batcher.enqueue
+        admit = self.batcher.admit
 
-        def watched(
-            inputs: Any, rows: int, outputs: Any, deadline_ns: int, done: Any, key: Any = None
-        ) -> Any:
+        def watched(member: Any) -> None:
             outcomes = []
+            done = member._done
 
             def told(outcome: Any) -> None:
                 outcomes.append(outcome)
@@ -111,8 +110,8 @@ class BatcherMachine(RuleBasedStateMachine):
                     self.told_too_much.append(outcomes)
                 done(outcome)
 
-            member = enqueue(inputs, rows, outputs, deadline_ns, told, key)
-            return member
+            member._done = told
+            admit(member)
 
         drop = self.batcher.drop
 
@@ -121,7 +120,7 @@ class BatcherMachine(RuleBasedStateMachine):
             drop(member)
 
         self.left: set[Any] = set()
-        self.batcher.enqueue = watched
+        self.batcher.admit = watched
         self.batcher.drop = dropped
 
     def compute(self, inputs: Mapping[str, Array]) -> list[Array]:

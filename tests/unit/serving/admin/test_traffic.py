@@ -143,6 +143,7 @@ def test_every_field_of_a_tensor_counts():
     other = {
         "name": "z", "datatype": "FP64", "shape": (-1, 3), "columns": ("a", "b"),
         "labels": ("a", "b"), "categories": ("a",), "missing": "", "method": "predict",
+        "integers": True,
     }  # fmt: skip
     assert set(other) == {field.name for field in dataclasses.fields(TensorSpec)}
     one = Signature((spec,), (spec,))
