@@ -6,7 +6,6 @@ a linear model of a hundred thousand words then reads as many weights as the tex
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -14,10 +13,11 @@ from typing import Final
 import numpy as np
 
 from models.computed import computed_manifest
-from models.errors import InputRefused, LoadFailed, RunFailed, RunTerminated, RunTooLarge
+from models.errors import InputRefused, LoadFailed, RunFailed, RunTooLarge
 from models.memory import trim
 from models.runtime.outputs import Outputs
 from models.runtime.term_counts import Counts, TermCounter, open_counters, text_of
+from models.runtime.terminations import Terminations
 from models.runtime.warm_up import warmed
 from models.servable import Array, Loader, LoadSpec, Servable
 from models.signature import Signature
@@ -91,8 +91,7 @@ class TermsServable:
         counted = {item.tensor for item in form.inputs}
         self._passed = [spec.name for spec in form.graph.inputs if spec.name not in counted]
         self._row_cells = sum(item.columns for item in form.inputs) if form.is_dense else 0
-        self._lock = threading.Lock()
-        self._terminations = 0
+        self._terminations = Terminations()
 
     @property
     def signature(self) -> Signature:
@@ -107,12 +106,7 @@ class TermsServable:
             return self._outputs.no_rows(names)
         if not names:
             return []
-        began = self._terminations
-
-        def check() -> None:
-            if self._terminations != began:
-                raise RunTerminated("the run was ended because it took too long")
-
+        check = self._terminations.begin()
         try:
             counted = [
                 [counter.count(text_of(element, item.name, place), check)
@@ -133,8 +127,7 @@ class TermsServable:
 
     def terminate(self) -> None:
         """End all runs under way; each raises RunTerminated. Later runs are not affected."""
-        with self._lock:
-            self._terminations += 1
+        self._terminations.end_all()
         self._graph.terminate()
 
     def close(self) -> None:

@@ -7,7 +7,6 @@ tokens that nobody sent.
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,9 +15,10 @@ from typing import Final
 import numpy as np
 
 from models.computed import computed_manifest
-from models.errors import InputRefused, LoadFailed, RunFailed, RunTerminated
+from models.errors import InputRefused, LoadFailed, RunFailed
 from models.memory import trim
 from models.runtime.outputs import Outputs
+from models.runtime.terminations import Terminations
 from models.runtime.tokens import TextTokenizer, Tokens
 from models.runtime.warm_up import warmed
 from models.servable import Array, Loader, LoadSpec, Servable, numpy_dtype
@@ -78,8 +78,7 @@ class TextServable:
         self._signature = signature
         self._outputs = Outputs(signature)
         self._labels = _labels(signature)
-        self._lock = threading.Lock()
-        self._terminations = 0
+        self._terminations = Terminations()
 
     @property
     def signature(self) -> Signature:
@@ -94,19 +93,13 @@ class TextServable:
             return self._outputs.no_rows(names)
         if not names:
             return []
-        began = self._terminations
-
-        def check() -> None:
-            if self._terminations != began:
-                raise RunTerminated("the run was ended because it took too long")
-
+        check = self._terminations.begin()
         values = self._encoded(self._tokenizer.encode(elements, check), check)
         return [self._labelled(values) if name == "label" else values for name in names]
 
     def terminate(self) -> None:
         """End all runs under way; each raises RunTerminated. Later runs are not affected."""
-        with self._lock:
-            self._terminations += 1
+        self._terminations.end_all()
         self._encoder.terminate()
 
     def close(self) -> None:

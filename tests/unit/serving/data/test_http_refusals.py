@@ -7,6 +7,7 @@ import gzip
 import json
 import zlib
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -184,40 +185,42 @@ async def test_an_unplanned_error_is_a_500_with_an_id_and_no_details(
     assert [record.__dict__.get("request_id") for record in caplog.records] == ["find-me"]
 
 
-async def test_a_full_queue_is_a_429_with_retry_after(
-    plane: Plane, client: httpx.AsyncClient
-) -> None:
-    """G10: refused at once, with the numbers, while those inside are answered."""
+@asynccontextmanager
+async def full_queue(plane: Plane, client: httpx.AsyncClient) -> AsyncIterator[None]:
+    """Let one request run and two rows wait, which is all that may; at the end all are answered."""
     servable = FakeServable(hold=True)
     version = plane.add(servable=servable, limits=BatchLimits(2, 32, 60.0))
     inside = [asyncio.create_task(client.post(INFER, json=v2(0)))]
     await asyncio.to_thread(servable.entered.wait, 5)
     inside.append(asyncio.create_task(client.post(INFER, json=v2(1, 2))))
     await until(lambda: version.counters.queue_depth == 2)
-    response = await client.post(INFER, json=v2(3))
-    assert (response.status_code, response.headers["retry-after"]) == (429, "1")
-    assert error_of(response).startswith("queue full: 2 of 2 rows for fraud/3")
+    yield
     servable.release()
     assert [(await task).status_code for task in inside] == [200, 200]
+
+
+def is_full(response: httpx.Response) -> bool:
+    """Whether it is the 429 with the numbers, and says when to come back."""
+    assert (response.status_code, response.headers["retry-after"]) == (429, "1")
+    return error_of(response).startswith("queue full: 2 of 2 rows for fraud/3")
+
+
+async def test_a_full_queue_is_a_429_with_retry_after(
+    plane: Plane, client: httpx.AsyncClient
+) -> None:
+    """G10: refused at once, with the numbers, while those inside are answered."""
+    async with full_queue(plane, client):
+        assert is_full(await client.post(INFER, json=v2(3)))
 
 
 async def test_a_full_queue_refuses_before_the_body_is_looked_at(
     plane: Plane, client: httpx.AsyncClient
 ) -> None:
-    """What is refused in an overload must cost as little as can be, and is counted all the same."""
-    servable = FakeServable(hold=True)
-    version = plane.add(servable=servable, limits=BatchLimits(2, 32, 60.0))
-    inside = [asyncio.create_task(client.post(INFER, json=v2(0)))]
-    await asyncio.to_thread(servable.entered.wait, 5)
-    inside.append(asyncio.create_task(client.post(INFER, json=v2(1, 2))))
-    await until(lambda: version.counters.queue_depth == 2)
-    assert (await client.post(INFER, content=b"{")).status_code == 400
-    assert (await client.post(INFER, json=v2(3))).status_code == 429
-    response = await client.post(INFER, content=b"{")
-    assert (response.status_code, response.headers["retry-after"]) == (429, "1")
-    assert error_of(response).startswith("queue full: 2 of 2 rows for fraud/3")
-    servable.release()
-    assert [(await task).status_code for task in inside] == [200, 200]
+    """What is refused in an overload must cost as little as can be; then all is as before."""
+    async with full_queue(plane, client):
+        assert (await client.post(INFER, content=b"{")).status_code == 400
+        assert is_full(await client.post(INFER, json=v2(3)))
+        assert is_full(await client.post(INFER, content=b"{"))
     assert (await client.post(INFER, content=b"{")).status_code == 400
     assert (await client.post(INFER, json=v2(3))).status_code == 200
 
